@@ -1,1 +1,1 @@
-"""Finds what a failure comes from: a collective, a kernel, an operator on DTensors, or the parallelization."""
+"""Finds the cause of a failure: a collective, a kernel, an operator on DTensors, or the parallelization."""

@@ -1,9 +1,9 @@
 """Finds the cause of a failure: a collective, a kernel, an operator on DTensors, or the parallelization.
 
 The failing case runs once more on ranks that note every collective, every local operation and every operator on
-DTensors with its operands (`equivtest.ranks.observe.watching`).  Each call is then judged alone, from its actual
-operands, even if these are wrong.  If every call is right, the cause is the parallelization: the ranks make wrong
-calls, or pass wrong operands.
+DTensors with its operands (`equivtest.ranks.observe.watching`).  Then each call is judged alone, from its actual
+operands, even if the operands are wrong. If every call is right, the cause is the parallelization. In that situation
+the ranks make wrong calls, or pass wrong operands.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ DECLINED = "unknown: the program declined the case when its calls were watched"
 
 
 def blame(failure: Verdict, pool: Pool, is_shown_by: Callable[[Sequence[Reply]], bool]) -> str:
-    """Runs the case of a failure again, and returns the cause as text, such as 'collective: ...', see `Verdict.fault`.
+    """Runs the case of a failure again, and returns the cause as text, such as 'collective: ...'. See `Verdict.fault`.
 
     Args:
-        is_shown_by: Returns True if the replies to that run show the failure too.
+        is_shown_by: Function that returns True if the replies to the new run show the failure too.
     """
     if failure.kind not in OF_VALUES:
         return "parallelization: the failure does not depend on values"
@@ -72,7 +72,7 @@ def with_fault(failure: Verdict, pool: Pool, claims: Sequence[Claim] | None = No
     """Returns the failure with its cause, which `blame` finds in another run of the case.
 
     Args:
-        claims: Claims by which the other run is judged; None: the default claims of the case.
+        claims: Claims by which the other run is judged. If None, these are the default claims of the case.
     """
 
     def is_shown_by(replies: Sequence[Reply]) -> bool:
@@ -87,9 +87,10 @@ def with_fault(failure: Verdict, pool: Pool, claims: Sequence[Claim] | None = No
 
 
 def is_alike(verdict: Verdict, failure: Verdict) -> bool:
-    """True if a verdict on the same case repeats the failure, that is, fails the same claim in the same way.
+    """True if a verdict on the same case repeats the failure. It then fails the same claim in the same way.
 
-    If the whole run failed, any failure of the whole run counts: a rank that died may hang the next time.
+    If the whole run failed, any failure of the whole run counts as a repetition. For example, a rank that died may hang
+    the next time.
     """
     if failure.kind in WHOLE_RUN:
         return verdict.kind in WHOLE_RUN
@@ -97,7 +98,7 @@ def is_alike(verdict: Verdict, failure: Verdict) -> bool:
 
 
 def _in_words(collectives: Judged, operations: Judged, operators: Judged) -> str:
-    """Returns text with the numbers of calls that were right, for a failure in which no call was wrong."""
+    """Returns text with the numbers of right calls, for a failure in which no call was wrong."""
     counts = f"{collectives.num_right} collectives and {operations.num_right} local operations of all ranks"
     also = f", {operators.num_right} operators on DTensors" if operators.num_right else ""
     unjudged = sum(sum(each.unjudged.values()) for each in (collectives, operations, operators))

@@ -1,6 +1,6 @@
 """Judges each collective and each local operation of a watched visit, in which ranks note all calls and operands.
 
-Each call is judged alone: its results must be right for its actual operands, even if these are wrong.
+Each call is judged alone. Its results must be right for its actual operands, even if the operands are wrong.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from equivtest.tensors import as_bits, dtype_name, same_bits
 
 @dataclass(frozen=True)
 class Blame:
-    """A call with wrong results, or a call that the ranks make differently.
+    """A call with wrong results, or a call in which the ranks differ.
 
     Attributes:
         layer: 'collective', 'kernel', 'operator' or 'parallelization'.
-        order: Number of the call on its rank: earlier calls have smaller numbers.
+        order: Number of the call on its rank. Earlier calls have smaller numbers.
     """
 
     layer: str
@@ -45,8 +45,8 @@ class Judged:
     """The conclusions on all calls of one kind: collectives, operations or operators.
 
     Attributes:
-        num_right: Number of calls whose results are right for their operands. Collectives and operations count on each
-            rank; an operator counts once for all ranks of its mesh together.
+        num_right: Number of calls whose results are right for their operands. A collective or an operation counts once
+            on each rank. An operator counts once for all ranks of its mesh together.
         unjudged: Reason why calls were not judged -> number of calls.
     """
 
@@ -56,7 +56,9 @@ class Judged:
 
 
 def judge_collectives(events: Sequence[Sequence[Event]], replies: Sequence[Reply]) -> Judged:
-    """Judges all collectives of all ranks, each call together with the calls of the other ranks of its group.
+    """Judges all collectives of all ranks.
+
+    Each call is judged together with the calls of the other ranks of its group.
 
     The first calls of a group's ranks belong together, then the second calls, and so on. Messages between two ranks,
     and barriers, are judged separately.
@@ -85,7 +87,7 @@ def judge_collectives(events: Sequence[Sequence[Event]], replies: Sequence[Reply
 
 
 class _Collectives:
-    """Judges collectives, each from the calls of all ranks of its group, and counts the conclusions."""
+    """Judges each collective from the calls of all ranks of its group, and counts the conclusions."""
 
     def __init__(self, replies: Sequence[Reply], last: Mapping[int, Event]) -> None:
         self._replies, self._last = replies, last
@@ -98,8 +100,8 @@ class _Collectives:
         """Judges one collective from the calls of all its ranks.
 
         Returns:
-            False if these calls do not fit together, such as calls of different collectives; True otherwise, even if
-                a result is wrong.
+            False if these calls do not fit together, such as calls of different collectives. True if they fit together,
+                even if a result is wrong.
         """
         events = [event for event in found if event is not None]
         first, problem, num_blames = events[0], _difference(found), len(self.blames)
@@ -167,7 +169,7 @@ class _Collectives:
     def _judge_unended(self, event: Event) -> None:
         """Records a call that never ended as wrong if the rank died or hung in it.
 
-        If the rank answered later, the program did not wait for the call, which is then not judged.
+        If the rank answered later, the program did not wait for the call. Then the call is not judged.
         """
         outcome = self._replies[event.rank].outcome
         if event is self._last[event.rank] and outcome in ("lost", "timed_out"):
@@ -179,9 +181,9 @@ class _Collectives:
     def _judge_bits(self, events: Sequence[Event]) -> None:
         """Compares the bits of a collective's results, and records the collective as wrong in two cases.
 
-        First, if it is an all_reduce whose results differ between two ranks. Second, if it is any reduction, and an
-        earlier call with equal operands gave other bits on some rank; this case does not count if the backend declares
-        that its order of summation varies.
+        In the first case, the collective is an all_reduce whose results differ between two ranks. In the second case,
+        the collective is any reduction, and an earlier call with equal operands gave other bits on some rank. The
+        second case does not count if the backend declares that its order of summation varies.
         """
         first, results = events[0], [flat_tensors(event.got) for event in events]
         if first.kind == "all_reduce":
@@ -225,7 +227,10 @@ def _require_sizes(events: Sequence[Event], operands: Sequence[Items]) -> None:
 
 
 def _given(kind: str, operands: Sequence[Items]) -> list[int]:
-    """Returns how many elements each rank receives in an all_gather, scatter or all_to_all; [] for other kinds."""
+    """Returns the number of elements that each rank receives in an all_gather, scatter or all_to_all.
+
+    For any other kind the result is [].
+    """
     if kind in ("scatter", "all_to_all"):
         return [sum(len(item[place]) for items in operands for item in items) for place in range(len(operands))]
     whole = sum(len(part) for items in operands for item in items for part in item)
@@ -249,7 +254,7 @@ def _may_vary(results: Any) -> bool:
 
 
 def _difference(found: Sequence[Event | None]) -> str:
-    """Describes how the calls of a group's ranks differ; '' if all ranks make the same call."""
+    """Describes how the calls of a group's ranks differ. The text is '' if all ranks make the same call."""
     events = [event for event in found if event is not None]
     calls = {(event.kind, event.op, event.begun.options.get("root")): event for event in events}
     if len(calls) > 1:
@@ -259,7 +264,7 @@ def _difference(found: Sequence[Event | None]) -> str:
 
 
 def judge_operations(events: Sequence[Sequence[Event]]) -> Judged:
-    """Judges every local operation of every rank: its results must be right for its actual operands."""
+    """Judges every local operation of every rank. Its results must be right for its actual operands."""
     blames: list[Blame] = []
     unjudged: Counter[str] = Counter()
     num_right = 0
@@ -278,7 +283,7 @@ def judge_operations(events: Sequence[Sequence[Event]]) -> Judged:
 
 
 def _wrong_operation(event: Event) -> str:
-    """Describes what is wrong with an operation's results; '' if they are right.
+    """Describes the first error in an operation's results. The text is '' if the results are right.
 
     Raises:
         Unjudged: the operation's right result is unknown.
@@ -299,7 +304,7 @@ def _wrong_operation(event: Event) -> str:
 
 
 def first_wrong(found: Sequence[torch.Tensor], right: Sequence[Right]) -> str:
-    """Describes the first wrong element of a call's results; '' if all elements are right."""
+    """Describes the first wrong element of a call's results. The text is '' if all elements are right."""
     if len(found) != len(right):
         return f"{len(found)} results instead of {len(right)}"
     return next(filter(None, map(_wrong, found, right)), "")
@@ -319,7 +324,7 @@ def _wrong(found: torch.Tensor, right: Right) -> str:
 
 
 def wrong_places(found: torch.Tensor, right: Right) -> torch.Tensor:
-    """Returns the indices of all wrong elements, one row for each."""
+    """Returns the indices of all wrong elements, with one row for each element."""
     value = right.value
     if right.is_moved:
         is_wrong = as_bits(found) != as_bits(value)
@@ -333,5 +338,5 @@ def wrong_places(found: torch.Tensor, right: Right) -> torch.Tensor:
 
 
 def allowed_at(right: Right, place: tuple[int, ...]) -> str:
-    """Describes the largest error that is allowed at index `place`; '' if no error is allowed."""
+    """Describes the largest error that is allowed at index `place`. The text is '' if no error is allowed."""
     return "" if right.allowed is None or not right.allowed[place] else f", {right.allowed[place]:.2g} allowed"

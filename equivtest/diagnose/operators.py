@@ -29,7 +29,7 @@ UNFOLLOWED = (RuntimeError, TypeError, ValueError, AssertionError, AttributeErro
 
 
 def judge_operators(events: Sequence[Sequence[Event]]) -> Judged:
-    """Judges all operators on DTensors, each call together with the calls of the other ranks of its mesh.
+    """Judges all operators on DTensors. Each call is judged together with the calls of the other ranks of its mesh.
 
     The first calls of a mesh's ranks belong together, then the second calls, and so on.
     """
@@ -57,15 +57,15 @@ def judge_operators(events: Sequence[Sequence[Event]]) -> Judged:
 
 
 def _order_of(calls: Sequence[Event]) -> int:
-    """Returns a number that grows with the time at which the call ended; wrong calls are sorted by this number.
+    """Returns a number that grows with the time at which the call ended. Wrong calls are sorted by this number.
 
-    If a call within this one is wrong too, that call ends earlier and is therefore named first.
+    If a call within another call is wrong too, the inner call ends earlier and is therefore named first.
     """
     return max(int(call.end.options["order"]) for call in calls if call.end is not None)
 
 
 def _wrong_call(calls: Sequence[Event]) -> str:
-    """Describes what is wrong with the results of an operator's call; '' if all are right.
+    """Describes the first error in the results of an operator's call. The text is '' if all results are right.
 
     Raises:
         Unjudged: the call's right result is unknown.
@@ -81,7 +81,7 @@ def _wrong_call(calls: Sequence[Event]) -> str:
 
 
 def _wrong_result(parts: Sequence[Any], right: Right) -> str:
-    """Describes what is wrong with one result of an operator; '' if the result is right."""
+    """Describes the error in one result of an operator. The text is '' if the result is right."""
     first = parts[0]
     if not isinstance(first, Part):
         raise Unjudged("its results are not DTensors")
@@ -96,7 +96,7 @@ def _wrong_result(parts: Sequence[Any], right: Right) -> str:
 
 
 def _wrong_part(rank: int, part: Part, right: Right) -> str:
-    """Returns text on the first wrong element of one rank's part of the result; '' if every element is right."""
+    """Describes the first wrong element of one rank's part of the result. The text is '' if every element is right."""
 
     def own(whole: torch.Tensor) -> torch.Tensor:
         return slice_local(whole, part.layout, part.mesh_shape, rank)
@@ -118,7 +118,10 @@ def _wrong_part(rank: int, part: Part, right: Right) -> str:
 
 
 def _wrong_reduction(parts: Sequence[Part], right: Right) -> str:
-    """Returns text on the first element in which the parts, reduced over the ranks, are wrong; '' if all are right."""
+    """Describes the first wrong element of the sum, or other reduction, of the parts.
+
+    The text is '' if every element is right.
+    """
     shares, op = shares_of(parts)
     if shares.is_complex() or (shares.is_floating_point() and right.allowed is None):
         raise Unjudged("the right operands of the reduction are unknown")

@@ -1,6 +1,7 @@
 """Judges the messages between two ranks, and the barriers, of a watched visit, in which ranks note all calls.
 
-A message is wrong if it differs from what was sent, and a barrier if it opened before all ranks had called it.
+A message is wrong if the received values differ from the sent values. A barrier is wrong if it opened before all ranks
+had called it.
 
 Source: the docstrings of send, recv and barrier in torch/distributed/distributed_c10d.py (2.13.0): a tag matches
 messages between two ranks, and messages with the same tag arrive in the order of sending.
@@ -27,7 +28,7 @@ Way = tuple[Group, int, int, int]
 
 
 def messages(events: Events) -> Iterator[tuple[Event | None, Event]]:
-    """Yields (send, receive) for each received message; the send is None if the sender is unknown."""
+    """Yields (send, receive) for each received message. The send is None if the sender is unknown."""
     sent: dict[Way, list[Event]] = defaultdict(list)
     received: dict[Way, list[Event]] = defaultdict(list)
     of_anybody = set()
@@ -88,10 +89,11 @@ def opened_early(found: Sequence[Event]) -> tuple[Event, str] | None:
     """Finds out if a barrier opened for a rank before all ranks had called it.
 
     Returns:
-        The call of that rank, and a text that names the late rank; None if the barrier was right.
+        The call of the rank for which the barrier opened, and a text that names the late rank. None if the barrier was
+            right.
 
     Each rank noted the time before it called the barrier and the time after the barrier opened. So if the notes show
-    that a barrier opened early, it did.
+    that a barrier opened early, it really opened early.
 
     Raises:
         Unjudged: the ranks have different clocks.

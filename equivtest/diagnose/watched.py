@@ -1,4 +1,4 @@
-"""Converts the notes that a rank wrote about its calls in one visit: to operands, results and descriptions."""
+"""Converts the notes on a rank's calls in one visit to operands, results and descriptions of the calls."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Group = tuple[tuple[int, ...], str]
 
 @dataclass(frozen=True)
 class Event:
-    """One call on one rank: of a collective, an operation or an operator.
+    """One call of a collective, an operation or an operator on one rank.
 
     Attributes:
-        end: The note of the call's end; None if the call did not end.
+        end: The note of the call's end. None if the call did not end.
         ordinal: Number of the call among the calls of the same name in its phase on this rank, from 1.
     """
 
@@ -40,18 +40,18 @@ class Event:
 
     @property
     def kind(self) -> str:
-        """Kind of the collective, such as 'all_reduce'; for other calls the operator's name."""
+        """Kind of the collective, such as 'all_reduce'. For any other call, the operator's name."""
         name = self.begun.name
         return CALLS[name].kind if self.begun.kind == COLLECTIVE and name not in BARRIERS else name
 
     @property
     def group(self) -> Group:
-        """The group of the call; two groups of the same ranks differ if their names differ."""
+        """The group of the call. Two groups of the same ranks differ if their names differ."""
         return self.begun.group, str(self.begun.options.get("group_name", ""))
 
     @property
     def op(self) -> str:
-        """Reduction of a collective, such as 'sum'; '' if the call does not reduce."""
+        """Reduction of a collective, such as 'sum'. It is '' if the call does not reduce."""
         return str(self.begun.options.get("op", "")) if self.kind in REDUCING else ""
 
     @property
@@ -99,7 +99,7 @@ def read_events(folder: Path, rank: int) -> list[Event]:
 
 
 def describe(event: Event) -> str:
-    """Describes a call in words: its name, operands, number and ranks."""
+    """Describes a call by its name, operands, number and ranks."""
     tensors = [each for each in tree_leaves(event.given) if isinstance(each, torch.Tensor | Part)]
     of = ", ".join(map(in_words, tensors[:MOST_OPERANDS]))
     what = f"{event.in_short} of {of}" if of else event.in_short
@@ -118,8 +118,8 @@ def in_words(tensor: torch.Tensor | Part) -> str:
 def items_of(event: Event) -> list[list[torch.Tensor]]:
     """Returns a collective's operand as lists of flat tensors, in the form of `equivtest.oracle.single_collective`.
 
-    A coalesced call has one list for each of its collectives. A list has one tensor, or one for each rank if the
-    collective sends a tensor to each.
+    A coalesced call has one list for each of its collectives. A list has one tensor, or one tensor for each rank if the
+    collective sends a different tensor to each rank.
     """
     given, size = event.given, len(event.begun.group)
     tensors = [given] if isinstance(given, torch.Tensor) else given
@@ -137,7 +137,7 @@ def _is_one(given: Any) -> bool:
 
 
 def _split(whole: torch.Tensor, sizes: Sequence[int], num: int) -> list[torch.Tensor]:
-    """Splits a tensor along dim 0 into parts of the given sizes; into `num` equal parts if `sizes` is empty.
+    """Splits a tensor along dim 0 into parts of `sizes`. If `sizes` is empty, splits it into `num` equal parts.
 
     Raises:
         Inconsistent: the sizes do not divide the tensor.
@@ -153,7 +153,7 @@ def _split(whole: torch.Tensor, sizes: Sequence[int], num: int) -> list[torch.Te
 
 
 def results_of(event: Event) -> list[torch.Tensor]:
-    """Returns a collective's results as flat tensors; a coalesced call has one for each of its collectives."""
+    """Returns a collective's results as flat tensors. A coalesced call has one tensor for each of its collectives."""
     got = event.got
     if event.kind == "all_to_all":
         return [torch.cat([part.reshape(-1) for part in flat_tensors(got)])]

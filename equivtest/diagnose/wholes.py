@@ -21,7 +21,7 @@ def whole_arguments(given: Sequence[Any]) -> Any:
     """Returns an operator's arguments with whole tensors in place of DTensors.
 
     Args:
-        given: The arguments of the operator on each rank, with the rank's part of each DTensor.
+        given: The arguments of the operator on each rank. They have the rank's `Part` of each DTensor.
     """
     flat = [tree_flatten(each) for each in given]
     if any(how != flat[0][1] for _, how in flat):
@@ -44,7 +44,7 @@ def shares_of(parts: Sequence[Part]) -> tuple[torch.Tensor, str]:
     """Returns the whole operands of a partial DTensor in one stacked tensor, and the name of their reduction.
 
     A DTensor without `Partial` has one operand, its whole tensor, and the name is ''. DTensor calls the reduction of
-    bools a sum, but it does not add them (2.13.0): such tensors are not judged.
+    bools a sum, but does not add them (torch 2.13.0). So such tensors are not judged.
 
     Raises:
         Unjudged: the parts do not make up whole tensors, or the replicas of a part differ.
@@ -75,7 +75,7 @@ def _place_of(part: Part) -> tuple[Any, ...]:
 
 
 def _ranks_of_shares(part: Part) -> Iterator[list[int]]:
-    """Yields, for each operand of a partial DTensor, the ranks that have its parts, by position in the mesh."""
+    """Yields, for each operand of a partial DTensor, the ranks with the operand's parts, by position in the mesh."""
     size = part.mesh_shape
     partial = [isinstance(placement, Partial) for placement in part.layout.placements]
     places = [coordinate_of(rank, size) for rank in range(len(part.ranks))]

@@ -1,1 +1,1 @@
-"""Integrates equivtest into pytest: its options, its items, and what happens in a session."""
+"""Integrates equivtest into pytest with options, items and hooks of a session."""

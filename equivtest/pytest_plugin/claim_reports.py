@@ -1,6 +1,6 @@
 """Reports each claim to pytest as a separate test, although pytest has collected no item for it.
 
-It relies on these undocumented features of pytest 8 and 9:
+This module relies on these undocumented features of pytest 8 and 9:
 
 - `TestReport` can be made by hand, and `pytest_runtest_logreport` takes reports of tests that were never collected:
   the terminal counts and prints them, JUnit XML writes them, and `Session` notes that a test failed.
@@ -24,7 +24,7 @@ OUTCOME_OF: dict[str, Outcome] = {"passed": "passed", "failed": "failed", "skipp
 
 
 def report_claim(session: pytest.Session, path: str, name: str, result: ClaimResult, line: int | None = None) -> None:
-    """Reports the result of one claim of property `name` as a test: in the terminal, JUnit XML and the exit status."""
+    """Reports the result of one claim of property `name` as a test, in the terminal, JUnit XML and the exit status."""
     session.testscollected += 1
     longrepr: str | tuple[str, int, str] | None = result.text
     if result.outcome == "passed":

@@ -56,7 +56,7 @@ def _lines_of(path: Path) -> dict[str, int]:
 
 
 def _items_of(collector: pytest.Module, name: str, prop: Property) -> list[pytest.Item]:
-    """Returns the items of a property that a module defines; [] if --subjects leaves the property out."""
+    """Returns the items of a property that a module defines, or [] if --subjects leaves the property out."""
     from equivtest.search.planned import parts_of
 
     settings = settings_of(collector.config)
@@ -100,10 +100,10 @@ def _items_of(collector: pytest.Module, name: str, prop: Property) -> list[pytes
 def arrange(session: pytest.Session, items: list[pytest.Item]) -> None:
     """Sorts equivtest's items by world size, behind all other items, so that each process keeps few ranks alive.
 
-    With a time budget, searches come before audits.
+    If there is a time budget, searches come before audits.
 
     Raises:
-        UsageError: --subjects names no property; under xdist an item reports that instead, since only the report of an
+        UsageError: --subjects names no property. Under xdist an item reports that instead, since only the report of an
             item reaches the controller.
     """
     seen = session.config.stash.get(properties_key, {})

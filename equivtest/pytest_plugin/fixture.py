@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Ranks:
-    """The ranks of this pytest process, started when first needed."""
+    """The ranks of this pytest process. They start at the first run of a case."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -45,13 +45,13 @@ class Ranks:
         """Runs `case`, judges the claims and returns their verdicts.
 
         Args:
-            claims: Claims to judge; None: the claims that `equivtest check` judges.
+            claims: Claims to judge. If None, these are the claims that `equivtest check` judges.
             like: Name of the property whose claims to judge, for your own subject.
             limit_s: Seconds that the ranks may take.
 
         Raises:
-            ClaimFailed: a claim fails; the class is the subclass for the first failure's kind.
-            Misuse: there is no such subject, or it breaks its contract with the harness.
+            ClaimFailed: a claim fails. The class is the subclass for the first failure's kind.
+            Misuse: there is no such subject, or the subject breaks its contract with the harness.
             Inconclusive, BrokenSetup: the run shows nothing.
         """
         from equivtest.pytest_plugin.suite import claims_of

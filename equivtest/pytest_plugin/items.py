@@ -51,7 +51,10 @@ class PlainFailure(Exception):
 
 
 class EquivtestItem(pytest.Item):
-    """An item of pytest; pytest sends the data in `handover` to the controller with the report of the item's call."""
+    """An item of pytest.
+
+    pytest sends the data in `handover` to the controller with the report of the item's call.
+    """
 
     ends_session = False
     """True if a Misuse in this item concerns every item, so that the session must end."""
@@ -77,7 +80,10 @@ class EquivtestItem(pytest.Item):
         self.handover = msgspec.structs.replace(self.handover, **fields)
 
     def runtest(self) -> None:
-        """Performs the item; it also fails if a probe of the backend meanwhile found that a collective is wrong."""
+        """Performs the item.
+
+        The item also fails if a probe of the backend found meanwhile that a collective is wrong.
+        """
         try:
             self._perform_or_explain()
         except (PlainFailure, pytest.skip.Exception, pytest.xfail.Exception, pytest.fail.Exception) as ended:
@@ -110,7 +116,7 @@ class EquivtestItem(pytest.Item):
 
     @property
     def time_left_s(self) -> float:
-        """Seconds of the time budget that are left; infinite without a budget.
+        """Seconds of the time budget that are left. Infinite if there is no budget.
 
         The budget begins with this process's first item.
         """
@@ -119,7 +125,7 @@ class EquivtestItem(pytest.Item):
         return budget_s - (time.monotonic() - started_s) if budget_s else math.inf
 
     def perform(self) -> None:
-        """Does what this kind of item is for, and adds the results to `handover`, the data for the controller."""
+        """Does the work of this kind of item, and adds the results to `handover`, the data for the controller."""
         raise NotImplementedError
 
 
@@ -165,7 +171,7 @@ class PropertyItem(EquivtestItem):
         return imported_code(self.config, self.prop.subject) if has_report else {}
 
     def perform(self) -> None:
-        """Judges the property, then passes, fails or skips as the verdicts say.
+        """Judges the property, then passes, fails or skips according to the verdicts.
 
         If an interrupted run is resumed and has the verdicts of this item, nothing is judged again.
         """
@@ -182,7 +188,7 @@ class PropertyItem(EquivtestItem):
 
 
 class SearchItem(PropertyItem):
-    """One search of a property: some of its cases, all on one world size."""
+    """One search of a property, which runs some of the property's cases, all on one world size."""
 
     def __init__(self, *, part: Part, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -232,7 +238,7 @@ class SearchItem(PropertyItem):
                 return
 
     def _budget_s(self) -> float:
-        """Returns the seconds that this search may take; infinite without a budget.
+        """Returns the seconds that this search may take. The result is infinite if there is no budget.
 
         The time left is divided among the searches still to come, in proportion to their costs.
         """
@@ -242,7 +248,9 @@ class SearchItem(PropertyItem):
         return max(0.0, min(self.time_left_s, self.time_left_s * _workers(self.config) * share))
 
     def _share(self) -> float:
-        """Returns the fraction of a soak's time that this item gets: its cost divided by the cost of all searches.
+        """Returns the fraction of a soak's time that this item gets.
+
+        The fraction is the item's cost divided by the cost of all searches.
 
         So a soak keeps the proportions of the other profiles, however long it lasts.
         """
@@ -251,7 +259,7 @@ class SearchItem(PropertyItem):
 
 
 class AuditItem(PropertyItem):
-    """An audit of a property; it fails if the property's claims hold no matter which collective the audit spoils."""
+    """An audit of a property. It fails if the property's claims hold no matter which collective the audit spoils."""
 
     label = AUDIT_LABEL
 
@@ -277,7 +285,9 @@ class AuditItem(PropertyItem):
 
 
 class KnownFailureItem(EquivtestItem):
-    """Runs the smallest case of a known failure, which must still fail as its entry says, on the entry's releases.
+    """Runs the smallest case of a known failure.
+
+    On the releases of the known failure's entry, the case must still fail as the entry says.
 
     On other backends than gloo and the CPU the case of a shipped entry may also hold.
     """
@@ -336,9 +346,10 @@ class KnownFailureItem(EquivtestItem):
         )
 
     def _difference_from_gloo(self, found: Sequence[Verdict]) -> str:
-        """Says how a shipped entry's case fails differently here than on gloo and the CPU; '' if it fails alike.
+        """Returns how the failure of a shipped entry's case differs from the failure on gloo and the CPU, or ''.
 
-        The result is also '' if ranks are silent or lost, because then no wrong tensor can be compared.
+        The result is '' if the case fails alike. It is also '' if ranks are silent or lost, because then there is no
+        wrong tensor to compare.
         """
         from equivtest.search.differential import compare_with_gloo
 
@@ -353,7 +364,10 @@ class KnownFailureItem(EquivtestItem):
 
 
 class AbsentItem(EquivtestItem):
-    """Replaces all items of a property that cannot run: its subject is not installed, or the property is incomplete."""
+    """Replaces all items of a property that cannot run.
+
+    The property's subject is not installed, or the property is incomplete.
+    """
 
     def __init__(self, *, reason: str, incomplete: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -365,7 +379,7 @@ class AbsentItem(EquivtestItem):
 
 
 class MisuseItem(EquivtestItem):
-    """The only item of an xdist worker whose options are mistaken; it reports the mistake."""
+    """The only item of an xdist worker whose options have a mistake. The item reports the mistake."""
 
     ends_session = True
 
@@ -384,7 +398,7 @@ def failures_dir(config: pytest.Config) -> Path:
 
 
 def seeds(config: pytest.Config, settings: Settings) -> Iterator[str]:
-    """Yields the seeds of one item's searches: only 'gate', or in a soak fresh seeds without end."""
+    """Yields the seeds of one item's searches. In a soak these are fresh seeds without end, otherwise only 'gate'."""
     if not settings.profile.repeats:
         yield "gate"
         return

@@ -1,4 +1,4 @@
-"""Describes the machine and the code of a run: hardware, versions and commits, so that runs can be compared."""
+"""Describes the hardware, versions and commits of a run, so that runs can be compared."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def num_cores() -> int:
 
 
 def cpu_name() -> str:
-    """Returns the name that the kernel gives the CPU, or the CPU's architecture if there is none."""
+    """Returns the name that the kernel gives the CPU. If there is no such name, returns the CPU's architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -43,9 +43,9 @@ def cpu_name() -> str:
 
 
 def accelerator_names(device: str) -> list[str]:
-    """Returns the names of this machine's devices of a type; [] for 'cpu'.
+    """Returns the names of this machine's devices of a type. For 'cpu' the list is empty.
 
-    For other types it imports torch.
+    For all other types the function imports torch.
     """
     if device == "cpu":
         return []
@@ -66,7 +66,7 @@ def versions_of(modules: Iterable[str]) -> list[str]:
 
 
 def commit_of(folder: Path) -> str:
-    """Returns the git commit of a folder's checkout, with '-dirty' if files have changed; '' without git."""
+    """Returns the git commit of a folder's checkout, with '-dirty' if files have changed. Without git, returns ''."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limits.GIT_S)
@@ -76,6 +76,6 @@ def commit_of(folder: Path) -> str:
 
 
 def own_commit() -> str:
-    """Returns the commit of equivtest if it runs from its repository; '' for an installed wheel."""
+    """Returns the commit of equivtest if it runs from its repository, or '' for an installed wheel."""
     repository = Path(__file__).resolve().parents[2]
     return commit_of(repository) if (repository / ".git").exists() else ""

@@ -1,8 +1,9 @@
 """Adds the options of a run to pytest.
 
-A conftest.py adds them (`from equivtest.options import pytest_addoption`), or `-p equivtest.options`. The plugin that
-every pytest of the environment loads does not add them: names like --device and --backend are taken by other projects'
-conftest files (Triton's has --device), and a second plugin that adds the same name stops pytest.
+A conftest.py adds the options (`from equivtest.options import pytest_addoption`), or the argument `-p
+equivtest.options` adds them. The plugin that every pytest of the environment loads does not add the options. Conftest
+files of other projects add names such as --device and --backend (Triton's adds --device), and a second plugin that adds
+the same name stops pytest.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ _seed_key = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the options to pytest's parser; a second call does nothing."""
+    """Adds the options to pytest's parser. A second call does nothing."""
     if parser in _done:
         return
     _done.add(parser)
@@ -94,7 +95,9 @@ def _dest(name: str) -> str:
 
 
 def settings_of(config: pytest.Config) -> Settings:
-    """Returns the settings of this run; the default settings if the options were not added to pytest.
+    """Returns the settings of this run.
+
+    If the options were not added to pytest, the result is the default settings.
 
     Raises:
         Misuse: a value is not allowed.
@@ -106,7 +109,10 @@ def settings_of(config: pytest.Config) -> Settings:
 
 
 def soak_seed(config: pytest.Config) -> str:
-    """Returns the random seed of this run's soak; the controller chooses it and sends it to xdist workers."""
+    """Returns the random seed of this run's soak.
+
+    The controller chooses the seed and sends it to xdist workers.
+    """
     if _seed_key not in config.stash:
         given = getattr(config, "workerinput", {}).get("equivtest_seed")
         config.stash[_seed_key] = str(given or secrets.token_hex(4))

@@ -1,4 +1,7 @@
-"""Keeps the one pool of rank processes of a pytest process: made when first needed, closed however the run ends."""
+"""Keeps the one pool of rank processes of a pytest process.
+
+The pool is made when it is first needed, and closed however the run ends.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ def start_server(config: pytest.Config) -> None:
 def _end_orderly(config: pytest.Config) -> None:
     """Makes an xdist worker end when its controller ends, and any other process end its ranks at SIGTERM.
 
-    It is called before torch is imported, because that takes seconds.
+    This function is called before torch is imported, because that import takes seconds.
     """
     if hasattr(config, "workerinput"):
         # The worker's ranks then see its end of their pipes close and end too.  Without this a worker lives for
@@ -98,13 +101,15 @@ def gloo_of(config: pytest.Config) -> Callable[[], Pool] | None:
 
 
 def code_of_ranks(config: pytest.Config) -> dict[str, str]:
-    """Returns path -> digest of each of the user's own files that this process's ranks imported."""
+    """Returns path -> digest of each of your own files that this process's ranks imported."""
     pools = [config.stash.get(key, None) for key in (_gloo_key, _pool_key)]
     return {file: digest for pool in pools if pool is not None for file, digest in pool.code.items()}
 
 
 def _running_file(config: pytest.Config) -> str:
-    """Returns the path of the user's test file whose test runs now; '' for the shipped properties and known failures.
+    """Returns the path of your test file whose test runs now.
+
+    For shipped properties and known failures the result is ''.
 
     Source: "PYTEST_CURRENT_TEST environment variable" of pytest's documentation (9.0).
     """
@@ -133,7 +138,7 @@ def _hub_of(config: pytest.Config) -> RunHub | None:
 def hub_path(config: pytest.Config) -> str:
     """Returns the path of the socket of the run's hub, which this process or its controller has started.
 
-    It is '' if the run has no hub.
+    The path is '' if the run has no hub.
     """
     hub = _hub_of(config)
     return str(getattr(config, "workerinput", {}).get("equivtest_hub", "")) if hub is None else hub.path
@@ -168,7 +173,10 @@ def await_hosts(config: pytest.Config, tell: Callable[[str], object]) -> None:
 
 
 def hosts_of(config: pytest.Config) -> dict[str, int]:
-    """Returns the number of slots of each other host at the beginning of the run; {} if ranks live on this machine."""
+    """Returns the number of slots of each other host at the beginning of the run.
+
+    If ranks live on this machine, the result is {}.
+    """
     return config.stash.get(_slots_key, {})
 
 
@@ -179,7 +187,7 @@ def host_events(config: pytest.Config) -> list[str]:
 
 
 def close_hub(config: pytest.Config) -> None:
-    """Ends the hub, so that other hosts know that the run is over; does nothing without a hub."""
+    """Ends the hub, so that other hosts know that the run is over. Does nothing if there is no hub."""
     hub = _hub_of(config)
     if hub is not None:
         del config.stash[_hub_key]
@@ -204,7 +212,7 @@ def take_faults(config: pytest.Config) -> tuple[BackendFault, ...]:
 def is_known_fault(fault: Finding, settings: Settings) -> bool:
     """True if a list of known failures has an entry about the collective that a probe found wrong.
 
-    An entry of the shipped list counts only on gloo and the CPU, an entry of the user's list on every backend.
+    An entry of the shipped list counts only on gloo and the CPU. An entry of your own lists counts on every backend.
     """
     entry = settings.known.of_fault(fault)
     return entry is not None and settings.expects(entry)
@@ -226,8 +234,8 @@ def close_pool(config: pytest.Config) -> None:
 def end_orderly_on_sigterm(config: pytest.Config) -> None:
     """Makes SIGTERM end the run as Ctrl-C in a terminal does, instead of leaving ranks behind.
 
-    It has an effect only in the main thread, and only if SIGTERM has no other handler.  xdist's workers get the signal
-    that a terminal would have sent: without it execnet first waits 5 s for them.
+    This has an effect only in the main thread, and only if SIGTERM has no other handler. The workers of xdist get the
+    signal that a terminal sends at Ctrl-C. Without this signal execnet first waits 5 s for the workers.
     """
     if threading.current_thread() is not threading.main_thread():
         return

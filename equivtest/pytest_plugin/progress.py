@@ -1,7 +1,9 @@
-"""A plugin of `equivtest run` that prints the progress: in one live line on a terminal, else in a line every 30 s.
+"""A plugin of `equivtest run` that prints the progress.
 
-The thread that prints has its own copy of the terminal's file descriptor, since pytest captures the usual one while an
-item runs.
+On a terminal there is one live line. Otherwise there is a new line every 30 s.
+
+The thread that prints has its own copy of the terminal's file descriptor, since pytest captures the usual file
+descriptor while an item runs.
 """
 
 from __future__ import annotations
@@ -67,13 +69,13 @@ class State:
 
 
 def property_of(item: str) -> str:
-    """Returns the property of a search or an audit, from its node id; '' for any other item."""
+    """Returns the property of a search or an audit, from its node id. For any other item the result is ''."""
     found = _ITEM.fullmatch(item)
     return found["name"] if found else ""
 
 
 def weight_of(item: str) -> int:
-    """Returns roughly how long an item takes, without a unit; an item on more ranks takes longer."""
+    """Returns roughly how long an item takes, without a unit. An item on more ranks takes longer."""
     found = _ITEM.fullmatch(item)
     return 1 if found is None else 1 + int(found["world_size"] or 2)
 

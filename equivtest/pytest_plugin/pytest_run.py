@@ -1,4 +1,4 @@
-"""Runs pytest over properties once, for the commands `equivtest run` and `equivtest audit`."""
+"""Runs pytest once over properties, for the commands `equivtest run` and `equivtest audit`."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ SUITE_INI = Path(__file__).with_name("suite.ini")
 
 
 def run_properties(raw: dict[str, Any], paths: list[Path], workers: str, keyword: str | None, flags: list[str]) -> int:
-    """Runs pytest over properties; before that it checks every option, so that a mistake gives one line.
+    """Checks every option, so that a mistake gives one line, and then runs pytest over properties.
 
     Args:
-        raw: Options of the run by name; None for an absent option.
+        raw: Options of the run by name. An absent option is None.
         workers: Number of pytest-xdist processes, or "auto".
-        keyword: pytest's -k.
+        keyword: Value of pytest's option -k.
         flags: Further arguments of pytest.
 
     Returns:
-        0 if every claim holds, 1 if a claim fails, else 2.
+        0 if every claim holds, 1 if a claim fails, and otherwise 2.
 
     Raises:
         Misuse: an option has an invalid value, or nothing is selected.
@@ -54,7 +54,10 @@ def run_properties(raw: dict[str, Any], paths: list[Path], workers: str, keyword
 
 
 def _check_keyword(keyword: str) -> None:
-    """Raises Misuse if pytest cannot parse the expression of -k; otherwise each xdist worker would crash at it."""
+    """Raises Misuse if pytest cannot parse the expression of -k.
+
+    Without this check each xdist worker would crash at the expression.
+    """
     from _pytest.mark.expression import Expression
 
     try:
@@ -80,7 +83,7 @@ def _check(raw: dict[str, Any], paths: list[Path]) -> list[Path]:
 def worker_args(wanted: str, paths: list[Path]) -> list[str]:
     """Returns the arguments that tell pytest how many xdist workers to use.
 
-    By default your own files get at most one worker for each property, and none if they have only one property. A
+    By default your own files get at most one worker for each property, and no worker if they have only one property. A
     worker takes seconds to start, and the ranks of one search fill several cores.
     """
     number = _num_properties(paths) if wanted == "auto" else 0
@@ -107,7 +110,7 @@ def _is_property(statement: ast.stmt) -> bool:
 
 
 def _pytest_args(raw: dict[str, Any], paths: list[Path], workers: list[str]) -> list[str]:
-    """Returns the arguments with which pytest runs; pytest then ignores all settings of the caller's folder."""
+    """Returns the arguments with which pytest runs. With them pytest ignores all settings of the caller's folder."""
     root = paths[0] if paths[0].is_dir() else paths[0].parent
     args = [f"-c{SUITE_INI}", f"--rootdir={root.parent}", f"--confcutdir={root}", "--import-mode=importlib"]
     args += ["-p", "equivtest.options", "-p", "equivtest.pytest_plugin.early"]
@@ -126,7 +129,7 @@ def _has_entry_point() -> bool:
 
 
 def _run_pytest(args: list[str]) -> int:
-    """Runs pytest and returns the exit code of equivtest; afterwards the environment is the caller's again."""
+    """Runs pytest and returns the exit code of equivtest. Afterwards the environment is the caller's again."""
     import pytest
 
     before = dict(os.environ)

@@ -1,4 +1,4 @@
-"""Takes the verdicts of an interrupted run, if its code, settings and versions equal this run's."""
+"""Takes the verdicts of an interrupted run if both runs have the same code, settings and versions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BUDGET_OVER = "left out: the budget is over"
 
 
 class Ending(NamedTuple):
-    """How an item of pytest ended: the outcome, and the text that pytest shows."""
+    """The outcome of an item of pytest, and the text that pytest shows."""
 
     outcome: Literal["passed", "failed", "skipped"]
     text: str = ""
@@ -84,7 +84,7 @@ def _is_done(handover: Handover) -> bool:
 
 
 def endings_of(handovers: Iterable[Handover]) -> dict[str, Ending]:
-    """Returns how each search and audit ended, by its node id."""
+    """Returns the ending of each search and audit, by its node id."""
     return {key_of(each.searched): ending_of(each.searched) for each in handovers if each.searched is not None}
 
 
@@ -122,9 +122,10 @@ def ending_of(found: Searched) -> Ending:
 
 
 def imported_code(config: pytest.Config, subject: str) -> dict[str, str]:
-    """Returns path -> digest of the subject's file and of the user's files that this process or its ranks imported.
+    """Returns path -> digest of the subject's file and of your files that this process or its ranks imported.
 
-    Each digest is from the first call in the session: imported code stays as it was, even if its file then changes.
+    Each digest is from the first call in the session, because imported code stays the same even if its file changes
+    later.
     """
     found = config.stash.setdefault(code_key, {})
     found |= {file: digest for file, digest in code_of_ranks(config).items() if file not in found}
@@ -134,7 +135,10 @@ def imported_code(config: pytest.Config, subject: str) -> dict[str, str]:
 
 
 def _file_of(subject: str) -> str:
-    """Returns the file of a subject 'package.module:function', which the ranks alone import; '' if it has none."""
+    """Returns the file of a subject 'package.module:function', or '' if the subject has no file.
+
+    Only the ranks import this file.
+    """
     module, colon, _ = subject.partition(":")
     try:
         spec = find_spec(module) if colon else None

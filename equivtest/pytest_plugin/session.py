@@ -1,4 +1,7 @@
-"""Runs the controller's part of a session: collects results, reports every claim as a test, writes the report."""
+"""Runs the controller's part of a session.
+
+The controller collects results, reports every claim as a test, and writes the report.
+"""
 
 from __future__ import annotations
 
@@ -59,12 +62,12 @@ class Controller:
         self.concluded = self.failed = 0  # tests of any plugin
 
     def begin(self) -> None:
-        """Reserves the folder of --report, if there is one, and writes there that the run has begun.
+        """Reserves the folder of --report, if there is one, and writes a report that says that the run has begun.
 
         This replaces an earlier report.
 
         Raises:
-            Misuse, BrokenSetup: another run writes there, or this run cannot write there.
+            Misuse, BrokenSetup: another run writes into the folder, or this run cannot write into it.
         """
         directory = settings_of(self.config).report_dir
         if directory is None:
@@ -91,14 +94,14 @@ class Controller:
             self._log(Entry(handover=handover))
 
     def leave(self) -> None:
-        """Releases the folder of the report; if the session did not end, it first writes why."""
+        """Releases the folder of the report. If the session did not end, first writes the reason."""
         if self.folder is not None:
             if self.state == BEGUN:
                 self.write("interrupted before anything was collected")
             self.folder.leave()
 
     def receive(self, handover: str) -> None:
-        """Adds the data that one item sends: `handover` is a `Handover` as JSON.
+        """Adds the data that one item sends. `handover` is a `Handover` as JSON.
 
         Raises:
             pytest.exit.Exception: no further item can run.
@@ -153,8 +156,9 @@ class Controller:
         """Reports the remaining claims, writes the report, and sets the exit status if nothing was proven.
 
         Args:
-            state: ENDED, or why the run ended early.
-            concluded: Number of the session's tests, of any plugin, that passed, failed, or are known failures.
+            state: ENDED, or the reason why the run ended early.
+            concluded: Number of the session's tests that passed, failed, or are known failures. It includes tests of
+                other plugins.
         """
         self.host_events = host_events(self.config)
         self.concluded = concluded
@@ -189,7 +193,7 @@ class Controller:
             session.exitstatus = session.exitstatus or FAILED_EXIT
 
     def write(self, state: str) -> bool:
-        """Writes the report; False if it could not be written."""
+        """Writes the report. The result is False if the report could not be written."""
         self.state = state
         if self.folder is None:
             return True
@@ -203,7 +207,7 @@ class Controller:
         return self.log is not None
 
     def write_bundle(self) -> bool:
-        """Writes the bundle; False if it could not be written."""
+        """Writes the bundle. The result is False if the bundle could not be written."""
         settings = settings_of(self.config)
         if settings.bundle is None:
             return True
@@ -218,7 +222,10 @@ class Controller:
         return True
 
     def _holes(self, tally: Tally) -> list[str]:
-        """Returns the required cells without a conclusion; [] for a property whose searches have not all ended."""
+        """Returns the required cells without a conclusion.
+
+        If not all searches of the property have ended, the list is empty.
+        """
         settings = settings_of(self.config)
         if not (settings.profile.requires_cells and tally.is_complete):
             return []
@@ -227,7 +234,7 @@ class Controller:
     def _levels(self) -> list[str]:
         """Returns lines on the levels of conformance that the run has reached.
 
-        It returns [] unless the run judges the shipped properties in the profile `conformance`.
+        The list is empty unless the run judges the shipped properties in the profile `conformance`.
         """
         settings = settings_of(self.config)
         is_part = settings.shard is not None or str(properties_dir()) not in self.config.args
@@ -317,7 +324,10 @@ STOPS = {int(pytest.ExitCode.USAGE_ERROR): "mistaken options", int(pytest.ExitCo
 
 
 def state_of(exitstatus: int, ended_by: BaseException | None) -> str:
-    """Returns ENDED, or why a session ended early: Ctrl-C, SIGTERM, or a reason of pytest or xdist."""
+    """Returns ENDED, or the reason why a session ended early.
+
+    The reason is Ctrl-C, SIGTERM, or a reason of pytest or xdist.
+    """
     if isinstance(ended_by, pytest.exit.Exception):
         return str(ended_by.msg)
     if ended_by is not None:

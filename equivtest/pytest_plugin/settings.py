@@ -36,19 +36,22 @@ class Settings:
     """The options of a run, checked and converted to values.
 
     Attributes:
-        subjects: Pairs (name of a property or of its subject, subject to judge in its place); empty: all properties.
-        known_failures: Files with known failures; SHIPPED_LIST stands for the one that comes with the package.
-        start: How ranks begin: 'forkserver', 'spawn' or 'auto', see `Backend`.
-        arithmetic: 'package.module:NAME' of the backend's own arithmetic; '' for torch's on the CPU.
-        manifest: File in which a vendor says what the backend can do. These settings already include what it says.
-        bundle: File to write for `equivtest verify`; None: no such file.
-        listen: Host and port to listen at for ranks on other hosts; None if ranks live on this machine.
+        subjects: Pairs (name of a property or of its subject, subject to judge in its place). If empty, all properties
+            are judged.
+        known_failures: Files with known failures. SHIPPED_LIST stands for the file that comes with the package.
+        start: How ranks start: 'forkserver', 'spawn' or 'auto'. See `Backend`.
+        arithmetic: 'package.module:NAME' of the backend's own arithmetic. If '', this is the arithmetic of torch on the
+            CPU.
+        manifest: File in which a vendor declares what the backend can do. The settings already include these
+            declarations.
+        bundle: File to write for `equivtest verify`. If None, no file is written.
+        listen: Host and port to listen at for ranks on other hosts. None if ranks live on this machine.
         audits: True if each property is audited (`equivtest.search.audit`).
         max_time_s: Seconds that a soak lasts.
-        budget_s: Seconds after which no further case begins; 0: no limit.
-        allowed: Names of what the backend may lack, as --allow-unsupported gives them.
+        budget_s: Seconds after which no further case begins. If 0, there is no limit.
+        allowed: Names from --allow-unsupported, of dtypes and collectives that the backend may lack.
         resumed_dir: Folder with the report of an interrupted run whose verdicts this run takes.
-        shard: (number from 1, number of shards) of the part to run; None: everything.
+        shard: (number from 1, number of shards) of the part to run. If None, everything runs.
     """
 
     profile_name: str = DEFAULT_PROFILE
@@ -96,18 +99,19 @@ class Settings:
 
     @property
     def excused(self) -> frozenset[str]:
-        """Names of everything that the backend may lack in this run, see `equivtest.base.lacking.excused_by`."""
+        """Names of everything that the backend may lack in this run. See `equivtest.base.lacking.excused_by`."""
         return excused_by(self.allowed, self.backend)
 
     @property
     def is_gloo_on_cpu(self) -> bool:
-        """True if the run itself is on gloo and the CPU, see `Backend.is_gloo_on_cpu`."""
+        """True if the run itself is on gloo and the CPU. See `Backend.is_gloo_on_cpu`."""
         return self.make_backend().is_gloo_on_cpu
 
     def expects(self, known: KnownFailure) -> bool:
         """True if the case of a known failure must still fail in this run.
 
-        An entry of the shipped list must fail on gloo and the CPU only, an entry of your own list on every backend.
+        A case from the shipped list must fail only on gloo and the CPU. A case from your own lists must fail on every
+        backend.
         """
         return not known.is_shipped or self.is_gloo_on_cpu
 
@@ -136,9 +140,11 @@ class Settings:
         return self.audits and not prop.refuses_only and max(prop.among(self.world_sizes), default=1) > 1
 
     def judged_subject(self, name: str, prop: Property) -> str | None:
-        """Returns the subject to judge for the property `name`: its own, or the replacement that --subjects names.
+        """Returns the subject to judge for the property `name`.
 
-        It returns None if --subjects leaves the property out.
+        This is the property's subject, or the replacement that --subjects names.
+
+        If --subjects leaves the property out, the result is None.
         """
         if not self.subjects:
             return prop.subject
@@ -152,10 +158,10 @@ def parse(raw: Mapping[str, Any]) -> Settings:
     """Converts the texts of the options to settings.
 
     Args:
-        raw: Option name with underscores -> text, list of texts or number; None if the option is absent.
+        raw: Option name with underscores -> text, list of texts or number, or None if the option is absent.
 
     Raises:
-        Misuse: an option has an invalid value; the message names the option, the value and what is allowed.
+        Misuse: an option has an invalid value. The message names the option, the value and the allowed values.
     """
     given = {name: value for name, value in raw.items() if value not in (None, [], ())}
     if "manifest" in given:
@@ -215,10 +221,12 @@ def parse(raw: Mapping[str, Any]) -> Settings:
 
 
 def check(settings: Settings) -> None:
-    """Tries what could fail later: imports, backend, device, lists of known failures, folder of the report.
+    """Tries everything that could fail later.
+
+    This is the imports, the backend, the device, the lists of known failures and the folder of the report.
 
     Raises:
-        Misuse, BrokenSetup: one of them does not work; the message is one line.
+        Misuse, BrokenSetup: one of these does not work. The message is one line.
     """
     _check_starter(settings)
     if settings.listen is not None:
@@ -311,7 +319,10 @@ def _listen(text: object) -> tuple[str, int] | None:
 
 
 def _check_starter(settings: Settings) -> None:
-    """Raises Misuse if torchrun or the like started this process: each process that it starts would run everything."""
+    """Raises Misuse if torchrun or a similar launcher started this process.
+
+    Each process that the launcher starts would run everything.
+    """
     rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     is_of_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if is_of_torchrun or (rank and size and settings.listen is None):
@@ -364,7 +375,10 @@ def _seconds(option: str, text: object) -> float:
 
 
 def check_file(path: Path, option: str) -> None:
-    """Raises Misuse if no file can be written to `path`, so that this shows before the run and not at its end."""
+    """Raises Misuse if no file can be written to `path`.
+
+    Without this check the error would come only at the end of the run.
+    """
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

@@ -1,6 +1,8 @@
-"""Selects the properties of the shard that --shard names; tests that are no properties belong to the first shard.
+"""Selects the properties of the shard that --shard names.
 
-All items of a property stay together, so that a shard judges each of its properties as a whole run does.
+Tests that are no properties belong to the first shard.
+
+All items of a property stay together, so that a shard judges each of its properties completely.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ def keep_shard(session: pytest.Session, items: list[pytest.Item]) -> None:
     """Removes all items that do not belong to the shard of --shard.
 
     Raises:
-        UsageError: there are more shards than properties; under xdist an item reports that instead.
+        UsageError: there are more shards than properties. Under xdist an item reports that instead.
     """
     shard = settings_of(session.config).shard
     if shard is None or any(isinstance(item, MisuseItem) for item in items):
@@ -61,7 +63,9 @@ def keep_shard(session: pytest.Session, items: list[pytest.Item]) -> None:
 
 
 def divide(properties: Collection[str], num_shards: int) -> list[frozenset[str]]:
-    """Divides properties into shards of about equal cost: the costliest first, each into the cheapest shard so far.
+    """Divides properties into shards of about equal cost.
+
+    Each property, the costliest first, is added to the shard with the lowest cost so far.
 
     Raises:
         Misuse: a shard would be empty.
@@ -85,7 +89,7 @@ def _cost(property_id: str) -> int:
 
 
 def _property_of(item: pytest.Item) -> str:
-    """Returns the id of the item's property; '' for a test of another plugin."""
+    """Returns the id of the item's property, or '' for a test of another plugin."""
     if not isinstance(item, EquivtestItem) or item.parent is None:
         return ""
     return f"{item.parent.nodeid}::{item.name.partition('[')[0]}"

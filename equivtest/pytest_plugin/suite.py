@@ -1,4 +1,4 @@
-"""Finds and reads the shipped properties, those that come with the package."""
+"""Finds and reads the shipped properties, which come with the package."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def properties_dir() -> Path:
-    """Returns the folder of the shipped properties: inside the package in a wheel, beside it in a checkout.
+    """Returns the folder of the shipped properties.
+
+    In a wheel the folder is inside the package, in a checkout beside the package.
 
     Raises:
         BrokenSetup: neither folder exists.
@@ -60,10 +62,10 @@ def claims_of(subject: str, case: Case, like: str = "") -> tuple[Claim, ...]:
     The property is the shipped one that judges the subject. If there is none, the default claims are returned.
 
     Args:
-        like: Name of the shipped property whose claims to use, for the user's own subject.
+        like: Name of the shipped property whose claims to use, for your own subject.
 
     Raises:
-        Misuse: no property has that name; or the property is about refusals but not the case, or the other way round.
+        Misuse: no property has that name, or only one of the property and the case is about refusals.
     """
     from equivtest.verdicts.judging import default_claims
 
@@ -82,14 +84,17 @@ def claims_of(subject: str, case: Case, like: str = "") -> tuple[Claim, ...]:
 
 @functools.cache
 def shipped() -> Mapping[str, Property]:
-    """Returns the shipped properties by name; the result is cached, because reading them runs all their files."""
+    """Returns the shipped properties by name.
+
+    The result is cached, because reading the properties runs all their files.
+    """
     return MappingProxyType(load_properties(properties_dir()))
 
 
 def coverage_lines(profile_name: str, names: Collection[str] = ()) -> list[str]:
-    """Returns a table: for shipped properties, how many combinations of values the cases of a profile cover.
+    """Returns a table of the numbers of combinations of values that the cases of shipped properties cover.
 
-    It runs no case. `names` selects properties; all if it is empty.
+    The cases are those of a profile. No case runs. If `names` is empty, the table has all properties.
 
     Raises:
         Misuse: there is no such profile, or no property of these names draws from tables.
@@ -116,7 +121,7 @@ def coverage_lines(profile_name: str, names: Collection[str] = ()) -> list[str]:
 
 
 def version_of(distribution: str) -> str:
-    """Returns the installed version of a distribution, or 'unknown'; imports nothing."""
+    """Returns the installed version of a distribution, or 'unknown'. Imports nothing."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -249,7 +249,9 @@ class Pool:
             world.kill()
 
     def serve(self, owner: str) -> None:
-        """Prepares the pool for programs of `owner`, such as a test file: ends all ranks if another owner used them.
+        """Prepares the pool for programs of `owner`, such as a test file.
+
+        If another owner used the ranks, all ranks are ended.
 
         Programs of the other owner may have changed modules that all programs share.
         """

@@ -165,7 +165,7 @@ def _reduce(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, tor
 
 
 def _scatter(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (actual, expected) of a scatter from the last rank, which sends to each rank that rank's own number."""
+    """Returns (actual, expected) of a scatter from the last rank. Each rank receives its own number."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     output = _output((1,), dtype, device)
     parts = [_given([number], dtype, device) for number in range(ranks)] if rank == ranks - 1 else None

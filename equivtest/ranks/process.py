@@ -123,7 +123,10 @@ class RankProcess(Forked):
         return at_s
 
     def bound_output(self) -> None:
-        """Truncates the output of a rank that prints too much; a rank that executes C code cannot do this itself."""
+        """Truncates the output of a rank that prints too much.
+
+        While a rank executes C code, it cannot truncate its own output.
+        """
         bound(self.output)
 
     def last_words(self) -> tuple[str, str]:

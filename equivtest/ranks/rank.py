@@ -155,7 +155,10 @@ class Rank:
         return dist.TCPStore(host, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]
 
     def _backend_name(self) -> str:
-        """Returns the name for init_process_group: the backend's, or `FaultyGroup`'s if collectives may be spoiled."""
+        """Returns the name for init_process_group.
+
+        This is the backend's name, or the name of `FaultyGroup` if collectives may be spoiled.
+        """
         backend = self._start.backend
         return faults.register(backend.name, backend.device) if backend.faults else backend.name
 

@@ -1,6 +1,8 @@
-"""Creates and removes scratch directories: for each world one for the harness's files and one for temporary files.
+"""Creates and removes scratch directories.
 
-The harness's directory is in memory if /dev/shm has room.
+Each world has one directory for the harness's files and one for temporary files.
+
+The directory for the harness's files is in memory if /dev/shm has room.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ _MEMORY = Path("/dev/shm")
 
 
 def scratch_roots() -> list[Path]:
-    """Returns directories in which the harness may write files, best first: /dev/shm, then the temporary directory.
+    """Returns the directories for files of the harness, the best first: /dev/shm, then the temporary directory.
 
-    /dev/shm is left out if it has no room.
+    If /dev/shm has no room, it is left out.
     """
     usable = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK | os.X_OK)
     usable = usable and shutil.disk_usage(_MEMORY).free >= limits.SCRATCH_BYTES
@@ -34,9 +36,9 @@ def scratch_roots() -> list[Path]:
 
 
 def temporary_roots() -> list[Path]:
-    """Returns directories in which a subject may write files, best first: the temporary directory, then /dev/shm.
+    """Returns the directories for files of a subject, the best first: the temporary directory, then /dev/shm.
 
-    The files of a subject may exceed the memory.
+    /dev/shm comes last, because the files of a subject may exceed the memory.
     """
     return list(dict.fromkeys([Path(tempfile.gettempdir()), *scratch_roots()]))
 
@@ -51,7 +53,7 @@ class Scratch:
     """A new directory of this process, with a locked file that shows other processes that it is in use.
 
     Args:
-        roots: Allowed parent directories, the best first; by default `scratch_roots`.
+        roots: Allowed parent directories, the best first. The default is the result of `scratch_roots`.
 
     Raises:
         BrokenSetup: no root has room.
@@ -62,7 +64,10 @@ class Scratch:
         self._removal: threading.Thread | None = None
 
     def remove(self) -> None:
-        """Removes the directory and its files; a second call only waits for the removal that `remove_aside` began."""
+        """Removes the directory and its files.
+
+        If `remove_aside` has begun the removal, this method only waits for its end.
+        """
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -72,7 +77,10 @@ class Scratch:
             self._removal = None
 
     def remove_aside(self) -> None:
-        """Starts a thread that removes the directory, and does not wait for it, because a disk may hang for seconds."""
+        """Starts a thread that removes the directory.
+
+        The method does not wait for the thread, because a disk may hang for seconds.
+        """
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -86,7 +94,7 @@ class Scratch:
 
 
 def _make_directory(roots: Sequence[Path]) -> tuple[Path, int]:
-    """Makes and locks a directory in the first root with room; returns its path and the lock's descriptor."""
+    """Makes and locks a directory in the first root with room. Returns its path and the lock's descriptor."""
     problems = []
     for root in roots:
         path = None
@@ -114,7 +122,10 @@ def _make_directory(roots: Sequence[Path]) -> tuple[Path, int]:
 
 
 def _remove(path: Path) -> None:
-    """Removes a directory and its contents; one free descriptor is enough if it contains only files."""
+    """Removes a directory and its contents.
+
+    If the directory contains only files, one free descriptor is enough.
+    """
     try:
         for name in os.listdir(path):
             os.unlink(path / name)
@@ -124,7 +135,7 @@ def _remove(path: Path) -> None:
 
 
 def _claim(lock: int) -> None:
-    """Locks the file, and writes to it once to check that the directory has room for more files."""
+    """Locks the file, and writes to the file once to check that the directory has room for more files."""
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.write(lock, bytes(limits.RENDEZVOUS_BYTES))
     os.ftruncate(lock, 0)
@@ -133,7 +144,8 @@ def _claim(lock: int) -> None:
 def sweep() -> None:
     """Removes the scratch directories of processes that have ended.
 
-    A directory whose file is locked stays in any case, because its process may run in a container with other ids.
+    If a directory's file is locked, the directory is never removed, because its process may run in a container with
+    other process ids.
     """
     for path in scratch_directories():
         if not is_alive(_owner_of(path)) and _is_unlocked(path):
@@ -145,8 +157,8 @@ def sweep_after(owner: int) -> None:
 
     The owner may still live, because it may have closed only one of several connections.  The kernel releases the locks
     of a process that ends one by one, so this function looks for unlocked directories until limits.UNLOCK_S has passed.
-    It removes a directory only if it finds it unlocked twice in a row: a new directory is unlocked for a moment, before
-    its owner locks it.
+    A directory is removed only if it is unlocked twice in a row, because a new directory is unlocked for a moment
+    before its owner locks it.
     """
     left = {path for path in scratch_directories() if _owner_of(path) == owner}
     unlocked: set[Path] = set()

@@ -1,7 +1,7 @@
 """Runs the process from which all ranks of a parent are forked.
 
-It does not use multiprocessing's forkserver, which imports the user's `__main__` again, swallows the exceptions of
-preloaded modules, ignores the parent's import path (CPython 3.11) and is shared with the user's own processes.
+This module does not use multiprocessing's forkserver. That server imports your `__main__` again, swallows the
+exceptions of preloaded modules, ignores the parent's import path (CPython 3.11) and is shared with your own processes.
 """
 
 from __future__ import annotations
@@ -41,14 +41,17 @@ _WAY_OUT = "use start='spawn', which starts a new interpreter for each rank, or 
 
 
 def main(fd: int, parent: int, start: str, imports: Sequence[str], preload: Sequence[str], reason: str = "") -> None:
-    """Runs the server: forks ranks until the parent closes the connection, then ends the ranks and this process.
+    """Runs the server, which forks ranks until the parent closes the connection.
+
+    Then the ranks and this process end.
 
     Args:
         fd: Stream socket to the parent.
-        start: 'forkserver', 'spawn' or 'auto', see `Backend`.
+        start: 'forkserver', 'spawn' or 'auto': see `Backend`.
         imports: Modules that the server must be able to import.
         preload: Modules that the server imports if it can.
-        reason: Why ranks cannot be forked, if an earlier server process has found that out; else ''.
+        reason: The reason why ranks cannot be forked, if an earlier server process has found that they cannot.
+            Otherwise ''.
     """
     os.set_inheritable(fd, False)  # noqa: FBT003
     control = socket.socket(fileno=fd)
@@ -80,9 +83,9 @@ def _leave(parent: int, *, on_purpose: bool) -> NoReturn:
 
 
 def _watch_parent(control: socket.socket, parent: int) -> None:
-    """Ends this process as soon as the parent ends, even while it is busy importing.
+    """Ends this process as soon as the parent ends, even while this process is busy importing.
 
-    It uses a signal, since a thread must not live here when the first rank is forked.
+    The function uses a signal, since this process must have no thread when the first rank is forked.
     """
 
     def end_without_parent(*_: object) -> None:
@@ -139,7 +142,10 @@ class _Server:
         self._ends: dict[int, int] = {}  # pid -> pipe for its exit code
 
     def serve(self) -> bool:
-        """Forks ranks and reports their ends until the parent is gone; True if the parent sent CLOSE before it left."""
+        """Forks ranks and reports their ends until the parent is gone.
+
+        The result is True if the parent has sent CLOSE.
+        """
         wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)

@@ -1,4 +1,4 @@
-"""Reads the stacks and the output of ranks that are silent or have ended, for messages."""
+"""Reads, for messages, the stacks and the output of ranks that are silent or have ended."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def take_stacks(ranks: Mapping[int, tuple[int, Path]]) -> dict[int, str]:
     """Makes running ranks write their Python stacks, waits at most STACKS_S, and returns the stacks by rank.
 
     Args:
-        ranks: rank -> (process id, stacks file).
+        ranks: Rank -> (process id, stacks file).
     """
     stopped = {rank for rank, (pid, _) in ranks.items() if _is_stopped(pid)}
     files = {rank: file for rank, (_, file) in ranks.items() if rank not in stopped}
@@ -84,7 +84,7 @@ def tidy(stacks: str) -> str:
 
 
 def read_tail(file: Path) -> str:
-    """Returns the end of a file, at most limits.OUTPUT_CHARS characters; '' if the file is missing."""
+    """Returns the end of a file, with at most limits.OUTPUT_CHARS characters. If the file is missing, returns ''."""
     try:
         with file.open("rb") as opened:
             opened.seek(max(_size(file) - limits.OUTPUT_CHARS, 0))

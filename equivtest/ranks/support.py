@@ -1,4 +1,4 @@
-"""Finds out which collectives a backend supports, by one probe per collective, world size and dtype."""
+"""Finds out which collectives a backend supports. There is one probe for each collective, world size and dtype."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class Finding:
     """The result of the probe of one collective.
 
     Attributes:
-        said: Error text of the rank that failed first; if values are wrong, of the lowest rank with a wrong value.
+        said: Error text of the rank that failed first. If values are wrong, the error text of the lowest rank with a
+            wrong value.
     """
 
     collective: str
@@ -54,7 +55,7 @@ class Finding:
 
     @property
     def is_fault(self) -> bool:
-        """True if the backend is wrong; False if it works or only lacks the collective."""
+        """True if the backend is wrong. False if the collective works or the backend only lacks it."""
         return self.kind not in ("works", "refused")
 
     @property
@@ -96,15 +97,15 @@ class Support:
 
     @property
     def fatal(self) -> Finding | None:
-        """The finding of a collective whose probe hung or ended a rank; None if there is none.
+        """The finding of a collective whose probe hung or ended a rank, or None if there is no such finding.
 
-        If there is one, no case of the dtype runs on that world size.
+        If there is such a finding, no case of the dtype runs on that world size.
         """
         return next((finding for finding in self.findings.values() if finding.kind in _OUTCOME_OF), None)
 
     @property
     def unknown(self) -> list[str]:
-        """Collectives that have no probe result yet, by name."""
+        """Names of the collectives that have no probe result yet."""
         return [] if self.fatal else [name for name in PROBES if name not in self.findings]
 
     @property
@@ -123,7 +124,7 @@ class Support:
     def in_short(self, name: str) -> str:
         """Returns 'dtype:name' of a refused collective, such as 'float16:reduce_avg'.
 
-        If the backend refused the collective with every reduction, the name has none: 'float16:reduce'.
+        If the backend refused the collective with every reduction, the name has no reduction: 'float16:reduce'.
         """
         kinds = {finding.kind for finding in self.findings.values() if finding.function == function_of(name)}
         return f"{self.dtype}:{function_of(name) if kinds == {'refused'} else name}"
@@ -144,10 +145,12 @@ def ended_by(finding: Finding, num_processes: int) -> list[Reply]:
 
 
 def as_supported(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
-    """Corrects the outcomes of the replies to a case by what the backend supports, and returns the replies.
+    """Corrects the outcomes of the replies to a case, and returns the replies.
 
-    If the backend refused the same collective on all ranks that took part, the outcome is 'not_supported'. 'declined'
-    stays if every rank that took part declined, and becomes 'raised' otherwise.
+    The corrections depend on the collectives that the backend supports.
+
+    If the backend refused the same collective on all ranks that took part, the outcome becomes 'not_supported'. The
+    outcome 'declined' stays if every rank that took part declined. Otherwise it becomes 'raised'.
 
     Args:
         known: Results of the probes for the case's dtypes.
@@ -160,7 +163,7 @@ def as_supported(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
 
 
 def _as_declined(replies: list[Reply]) -> list[Reply]:
-    """Replaces 'declined' by 'raised' unless every rank that took part declined; returns the replies."""
+    """Replaces 'declined' by 'raised' unless every rank that took part declined. Returns the replies."""
     declining = [reply.rank for reply in replies if reply.outcome == "declined"]
     others = [reply.rank for reply in replies if reply.outcome not in ("declined", "not_in_mesh")]
     if not others:
@@ -175,10 +178,10 @@ def _as_declined(replies: list[Reply]) -> list[Reply]:
 
 
 def _as_agreed(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
-    """Returns the replies; a reply that names a refused collective gets 'raised', unless the refusal is credible.
+    """Returns the replies. A reply that names a refused collective gets 'raised', unless the refusal is credible.
 
-    A refusal is credible if all ranks name the same collectives and no probe of them worked. A collective without a
-    probe may be refused.
+    A refusal is credible if all ranks name the same collectives and no probe of these collectives worked. A collective
+    without a probe may be refused.
     """
     named = {reply.lacking for reply in replies if reply.outcome != "not_in_mesh"}
     lacking = sorted(set().union(*named))
@@ -202,7 +205,10 @@ def _as_agreed(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
 
 
 def _in_short(known: Sequence[Support], name: str) -> str:
-    """Returns 'dtype:name' of a refused collective; without the reduction if the backend refused all its reductions."""
+    """Returns 'dtype:name' of a refused collective.
+
+    If the backend refused all reductions of the collective, the name has no reduction.
+    """
     dtype, _, collective = name.partition(":")
     return next((support.in_short(collective) for support in known if support.dtype == dtype), name)
 
@@ -210,8 +216,8 @@ def _in_short(known: Sequence[Support], name: str) -> str:
 def _as_refused(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
     """Returns the replies, all with 'not_supported' if each rank raised a refusal that a probe also raised.
 
-    Ranks that took no part do not count. The traceback shows the collective; if it does not, the error text names all
-    collectives with this refusal.
+    Ranks that took no part do not count. The traceback shows the collective. If the traceback does not show it, the
+    error text names all collectives with this refusal.
     """
     refused = [finding for support in known for finding in support.refused]
     taking_part = [reply for reply in replies if reply.outcome != "not_in_mesh"]
@@ -235,7 +241,7 @@ def _as_refused(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
 
 
 def _says(finding: Finding, reply: Reply) -> bool:
-    """True if a rank raised the text of the probe's refusal; numbers in the text, such as sizes, may differ."""
+    """True if a rank raised the text of the probe's refusal. Numbers in the text, such as sizes, may differ."""
     return reply.outcome == "raised" and _without_numbers(finding.said) in _without_numbers(reply.detail)
 
 

@@ -1,4 +1,4 @@
-"""Sets up a rank's process: environment, output file, and its end together with the parent."""
+"""Sets up the environment and the output file of a rank's process, and makes the process end with its parent."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def temporary_files_in(folder: Path) -> dict[bytes, bytes]:
 def enter(start: Start) -> None:
     """Gives this rank the parent's environment, import path and directory.
 
-    On another host it only adds environment variables.
+    On another host than the parent's, the function only adds environment variables.
     """
     be_rank()
     if start.store is None:
@@ -122,7 +122,7 @@ def die_with_parent(channel: Channel, output: Output) -> None:
 
 
 def end_with_starter() -> None:
-    """Asks the kernel to kill this process when its starter ends, for any reason; works only on Linux.
+    """Asks the kernel to kill this process when its starter ends, for any reason. This works only on Linux.
 
     Source: prctl(2).
     """
@@ -131,10 +131,10 @@ def end_with_starter() -> None:
 
 
 def _watch(fd: int, output: Output) -> None:
-    """Waits until the parent closes the connection, then kills this process's group; bounds the output meanwhile.
+    """Bounds the output until the parent closes the connection, then kills this process's group.
 
-    poll reports that the parent closed the connection, on TCP even if the parent closed only its own direction.  It
-    ignores messages, because POLLIN is not requested.
+    poll reports that the parent closed the connection. On TCP it reports this even if the parent closed only its own
+    direction. poll ignores messages, because POLLIN is not requested.
     """
     poll = select.poll()
     poll.register(fd, getattr(select, "POLLRDHUP", 0))

@@ -1,4 +1,7 @@
-"""Runs one case in a rank: creates its local tensors, runs the subject, and collects the returned tensors."""
+"""Runs one case in a rank.
+
+The module creates the rank's local tensors, runs the subject, and collects the returned tensors.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,15 @@ from equivtest.tensors import Placed, at_rest, same_bits, slice_local
 
 
 def visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...] | None:
-    """Runs `subject` on every draw of `case` and returns this rank's answers, in order; None if the rank is in no mesh.
+    """Runs `subject` on every draw of `case` and returns one `Answer` for each draw, in order.
 
-    A draw is one set of values for the tensors of the case.  `case.poison` says how new memory is filled.  A case that
-    repeats runs draw 0 once more at the end, after the process has computed all other draws.
+    If the rank is in no mesh of the case, the result is None.
+
+    A draw is one set of values for the tensors of the case.  `case.poison` determines how new memory is filled. If
+    `case.repeats` is True, draw 0 runs once more at the end, after all other draws.
 
     Raises:
-        Misuse: the subject is unknown or takes other cases, or it returns no valid answer.
+        Misuse: the subject is unknown, takes other cases, or returns no valid result.
         Exception: any exception of the subject.
     """
     function = resolve(subject)
@@ -50,7 +55,10 @@ def visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...] | No
 
 
 def visit_draw(function: Subject, case: Case, index: int, mesh: DeviceMesh) -> Answer:
-    """Runs the subject on draw `index` of the case's values, and returns its tensors and what it did to its inputs."""
+    """Runs the subject on draw `index` of the case's values.
+
+    The result has the subject's tensors, and the changes that the subject made to its inputs.
+    """
     given = hand_out(case, index, mesh)
     before = {name: (tensor.detach().clone(), tensor.requires_grad) for name, tensor in given.items()}
     records = case.records and all(map(is_recordable, mesh.get_all_groups()))
@@ -66,7 +74,7 @@ def visit_draw(function: Subject, case: Case, index: int, mesh: DeviceMesh) -> A
 def hand_out(case: Case, index: int, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
     """Returns the subject's inputs on this rank, by name.
 
-    They are local shards of the drawn global tensors, in the layouts of the case.
+    The inputs are local shards of the drawn global tensors, in the layouts of the case.
     """
     given, rank = {}, rank_in(mesh)
     for name, tensor in draw(case, index).items():
@@ -79,7 +87,7 @@ def hand_out(case: Case, index: int, mesh: DeviceMesh) -> dict[str, torch.Tensor
 def strided(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a copy of the tensor that is not contiguous.
 
-    The last two dims are swapped in memory; a tensor of one dim becomes every second element of a larger one.
+    The last two dims are swapped in memory. A tensor of one dim becomes every second element of a larger tensor.
     """
     if tensor.dim() >= 2:
         return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
@@ -89,10 +97,10 @@ def strided(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def take_answers(case: Case, returned: object) -> tuple[dict[str, Placed], dict[str, bool]]:
-    """Checks what the subject returned; returns its tensors, on the CPU and detached, and their requires_grad flags.
+    """Checks the subject's result. Returns the tensors, detached and on the CPU, and their requires_grad flags.
 
     Raises:
-        Misuse: the result is no mapping, has a name unknown to the case, or a value that is no tensor.
+        Misuse: `returned` is no mapping, has a name that the case does not have, or has a value that is no tensor.
     """
     if not isinstance(returned, Mapping):
         raise Misuse(f"a subject must return a dict of tensors by name, got {type(returned).__name__}")
@@ -143,7 +151,7 @@ def waited(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def touched(given: Mapping[str, torch.Tensor], before: Mapping[str, tuple[torch.Tensor, bool]]) -> list[str]:
-    """Compares the subject's inputs with their copies from before the run; returns one sentence for each change."""
+    """Compares the subject's inputs with their copies from before the run. Returns one sentence for each change."""
     changes = []
     for name, tensor in given.items():
         values, flag = before[name]

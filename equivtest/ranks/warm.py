@@ -1,4 +1,4 @@
-"""Prepares the process from which ranks are forked: imports modules and traces calls that every rank needs."""
+"""Prepares the process from which ranks are forked, by importing modules and tracing calls that every rank needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from equivtest.base.users_code import imported_files
 
 
 def warm() -> None:
-    """Imports the modules that tensor parallelism imports lazily; leaves no thread and no group behind.
+    """Imports the modules that tensor parallelism imports lazily. Leaves no thread and no group behind.
 
     One column-wise and one row-wise linear run on a fake group that is larger than any real one, so
     that no real group matches an entry of torch's caches.  `torch.distributed.nn` is imported before that group

@@ -1,4 +1,4 @@
-"""Encodes replies of ranks as bytes: names, layouts and the raw memory of tensors; nothing is pickled."""
+"""Encodes replies of ranks as bytes, with names, layouts and the raw memory of tensors. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _ALIGNMENT_BYTES = 64
 class _Tensor(msgspec.Struct, frozen=True, array_like=True):
     """A tensor without its bytes, which are in the reply's payload from offset `start` on.
 
-    `indices` is the offset in the payload at which the indices of the tensor's elements start; None if the tensor's
-    layout says where its elements are.
+    `indices` is the offset in the payload at which the indices of the tensor's elements start. It is None if the
+    tensor's layout determines the positions of its elements.
     """
 
     start: int
@@ -103,9 +103,9 @@ def encode_notes(notes: bytes) -> bytes:
 
 
 def decode_message(message: bytes) -> tuple[int, Reply] | bytes:
-    """Decodes a message of a rank: to (request id, reply), or to the bytes of notes.
+    """Decodes a message of a rank. The result is (request id, reply), or the bytes of notes.
 
-    If the reply's tensors are in a file, it maps the file into memory and removes it.
+    If the reply's tensors are in a file, the file is mapped into memory and removed.
 
     Raises:
         ValueError: neither `encode_reply` nor `encode_notes` wrote the message.

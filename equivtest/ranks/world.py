@@ -38,20 +38,21 @@ from equivtest.ranks.support import Finding, conclude
 
 
 class World:
-    """All ranks of one process group; they accept no requests after the first failure, see `wait`.
+    """All ranks of one process group. After the first failure the ranks accept no requests: see `wait`.
 
     Args:
         world_size: Number of ranks.
-        server: Launcher that starts them.
+        server: Launcher that starts the ranks.
         visit: 'package.module:function' that ranks call as visit(subject, case, backend).
         environment: Variables that every rank has besides the parent's.
 
     Raises:
-        BrokenSetup: a rank cannot start; the message has the first one's traceback.
+        BrokenSetup: a rank cannot start. The message has the traceback of the first rank that cannot.
         HostLost: a rank lost its host before the rank had started.
 
     Attributes:
-        cut_off: Why ranks lost their host in the last visit, for which the subject is not to blame; else ''.
+        cut_off: The reason why ranks lost their host in the last visit, or ''. The subject is not to blame for the loss
+            of a host.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class World:
 
     @property
     def alive(self) -> bool:
-        """True if the world accepts requests: no failure so far, and every process runs."""
+        """True if the world accepts requests. Then there was no failure so far, and every process runs."""
         return not self._ended and not any(process.wait(0.0) for process in self._ranks)
 
     @property
@@ -142,15 +143,15 @@ class World:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids, by rank."""
+        """Process ids of the ranks, in rank order."""
         return [process.pid for process in self._ranks]
 
     def start_visit(self, subject: str, case: Case, fault: Fault = NO_FAULT, watch: str = "") -> int:
-        """Makes every rank run `subject` on `case`; returns the request's id, which `wait` takes.
+        """Makes every rank run `subject` on `case`. Returns the request's id, the argument of `wait`.
 
         Args:
             fault: Fault to plant in one collective.
-            watch: Folder in which ranks note their operations and collectives; '' for no notes.
+            watch: Folder in which ranks note their operations and collectives. If '', there are no notes.
         """
         request_id = next(self._ids)
         self._noun = "process" if case.members else "rank"
@@ -173,15 +174,17 @@ class World:
         keep_if_all_raised: bool = False,
         grace_s: float | None = None,
     ) -> list[Reply]:
-        """Waits for the replies to a request of `start_visit`; returns one per rank, in rank order.
+        """Waits for the replies to a request of `start_visit`. Returns one reply per rank, in rank order.
 
-        It never waits for ever: ranks that are silent `limit_s` seconds from now (by default CASE_S), or `grace_s`
-        seconds after the first failure (by default GRACE_S), have timed out.  After any failure all ranks are ended.
-        Their directories may still exist when it returns; `kill` waits for their removal.
+        The method never waits for ever. If a rank is silent `limit_s` seconds from now (by default CASE_S), or
+        `grace_s` seconds after the first failure (by default GRACE_S), the rank has timed out. After any failure all
+        ranks are ended. Their directories may still exist when the method returns. `kill` waits for the removal of the
+        directories.
 
         Args:
-            keep_if_all_raised: True for a case that should be refused: the ranks stay alive if each raised within
-                `grace_s` (here by default REFUSAL_GRACE_S) and a probe shows that they are at the same point.
+            keep_if_all_raised: True for a case that should be refused. The ranks stay alive if each rank raised within
+                `grace_s`, whose default is then REFUSAL_GRACE_S, and a probe shows that the ranks are at the same
+                point.
         """
         if grace_s is None:
             grace_s = limits.REFUSAL_GRACE_S if keep_if_all_raised else limits.GRACE_S
@@ -199,7 +202,7 @@ class World:
         return replies
 
     def probe(self, collective: str, dtype: str, limit_s: float) -> Finding:
-        """Runs one small collective with a known result on all ranks, and returns the finding: whether it works.
+        """Runs one small collective with a known result on all ranks, and returns the finding on the collective.
 
         The ranks stay alive if they are still at the same point afterwards.
 
@@ -215,16 +218,16 @@ class World:
         return conclude(collective, dtype, replies)
 
     def stop(self) -> None:
-        """Makes the ranks leave their group and end; kills those that take more than STOP_S."""
+        """Makes the ranks leave their group and end. Kills the ranks that take more than STOP_S."""
         self._send(Stop())
         self._end(limits.STOP_S)
 
     def kill(self) -> None:
-        """Ends the ranks immediately; a second call only waits for the removal of the directories."""
+        """Ends the ranks immediately. A second call only waits for the removal of the directories."""
         self._end(0.0)
 
     def _is_in_step(self) -> bool:
-        """True if all ranks take part in a collective and get its right value, so they are at the same point."""
+        """True if all ranks take part in a collective and get the right value. Then the ranks are at the same point."""
         request_id = next(self._ids)
         self._send(Probe(request_id))
         replies = self._await_replies(request_id, limits.PROBE_S, limits.GRACE_S)
@@ -248,7 +251,7 @@ class World:
     def _endings(self) -> dict[int, Ending]:
         """Returns how each ended rank has ended, by rank.
 
-        It first waits until the state of each host is known, because peers may notice a lost host earlier.
+        The method first waits until the state of each host is known, because peers may notice a lost host earlier.
         """
         self._server.await_certainty(self._ranks)
         ended = {rank: process for rank, process in enumerate(self._ranks) if process.wait(0.0)}
@@ -261,10 +264,10 @@ class World:
                 process.channel.send(message)
 
     def _end(self, limit_s: float, *, aside: bool = False) -> None:
-        """Waits `limit_s` for the ranks to end, kills the others, and removes their directories.
+        """Waits `limit_s` for the ranks to end, kills those that have not ended, and removes the ranks' directories.
 
         Args:
-            aside: Start the removal but do not wait: a hung disk must not delay a reply.
+            aside: True to start the removal without waiting for its end, because a hung disk must not delay a reply.
         """
         deadline_s = time.monotonic() + limit_s
         for process in self._ranks:

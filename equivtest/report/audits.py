@@ -1,4 +1,7 @@
-"""Reports the audits of a run, in which collectives are spoiled: as lines of the summary, as a table, as a CSV file."""
+"""Reports the audits of a run as lines of the summary, as a table and as a CSV file.
+
+An audit spoils collectives on purpose.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ HEAD = ("property", "collective", "fault", "runs", "rejected", "by")
 
 
 def in_lines(audits: Iterable[Audited]) -> list[str]:
-    """Returns the summary's lines on audits; no line for a property whose claims check each of its collectives.
+    """Returns the summary's lines on audits.
+
+    A property whose claims check each of its collectives has no line.
 
     A line says that an audit waits, that the claims show nothing, which collectives no claim checks, or which spoiled
     collective hung the program.
@@ -47,9 +52,9 @@ def in_lines(audits: Iterable[Audited]) -> list[str]:
 
 
 def rows_of(audits: Iterable[Audited]) -> Iterator[tuple[str, ...]]:
-    """Yields the table's rows, with the columns of `HEAD`: one row for each collective and kind of planted fault.
+    """Yields the table's rows, with the columns of `HEAD`. Each row is for a collective and a kind of planted fault.
 
-    A property without such rows has one row, which says why.
+    A property without such rows has one row, which states the reason.
     """
     for found in audits:
         for row in found.rows:

@@ -23,7 +23,8 @@ class ClaimCell:
     """The number of verdicts of each kind on one claim in one cell (world size, dtype, shard kind).
 
     Attributes:
-        dtype: 'any' if the counts are of all dtypes, because the claim does not need verdicts in each dtype.
+        dtype: Name of the dtype. It is 'any' if the claim does not need verdicts in each dtype. Then the counts are
+            those of all dtypes.
     """
 
     property_name: str
@@ -87,9 +88,10 @@ def as_csv(tallies: Iterable[Tally]) -> str:
 
 
 def in_words(tally: Tally) -> str:
-    """Returns a line on a property's cells: how many need more conclusive verdicts, and how many are open too often.
+    """Returns a line on a property's cells, or '' if there are no cells.
 
-    The line also names the cell with the fewest conclusive verdicts. It is '' if there are no cells.
+    The line has the number of cells that need more conclusive verdicts, the number of cells that are open too often,
+    and the cell with the fewest conclusive verdicts.
     """
     cells = cells_of(tally)
     if not cells:

@@ -1,6 +1,7 @@
 """Compares two runs.
 
-It finds claims that got worse or better or that only one run judged, slower properties, and draws that differ.
+The comparison finds claims that got worse or better, claims that only one run judged, slower properties, and draws that
+differ.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         category: One of CATEGORIES.
-        property_name: 'property' in JSON.
-        claim: '' if the difference concerns the whole property.
-        old, new: What each run shows, in words.
-        number: How many verdicts, pairs of values or draws differ; 0 if only the outcome differs.
+        property_name: Name of the property. In JSON the field is called 'property'.
+        claim: Name of the claim. It is '' if the difference concerns the whole property.
+        old, new: What the old run and the new run show, as text.
+        number: Number of verdicts, pairs of values or draws that differ. It is 0 if only the outcome differs.
         example: The first difference, such as a case as code.
     """
 
@@ -69,7 +70,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """How much one run judged: number of claims, of covered combinations of values, and of verdicts."""
+    """Numbers of claims, of covered combinations of values, and of verdicts in one run."""
 
     claims: int
     combinations: int
@@ -81,8 +82,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         schema: Version of this form.
-        environments: What differs between the runs' environments: name -> (OLD's value, NEW's value).
-        old, new: How much each run judged.
+        environments: Facts that differ between the runs' environments: name -> (OLD's value, NEW's value).
+        old, new: Numbers of the claims, combinations and verdicts that the old run and the new run judged.
         failed_on: Categories of the changes for which the exit code is 1.
     """
 
@@ -135,7 +136,7 @@ class _Side:
 
 
 def parse_causes(text: str) -> tuple[str, ...]:
-    """Splits the value of --fail-on at commas; returns the categories of changes that its names stand for.
+    """Splits the value of --fail-on at commas. Returns the categories of changes that the names stand for.
 
     Raises:
         Misuse: a name is unknown.
@@ -178,8 +179,8 @@ def compare(old: Run, new: Run, causes: Collection[str] = CAUSES["worse"]) -> Co
 def _in_tests(old: Run, new: Run, sides: tuple[_Side, _Side]) -> Iterator[Change]:
     """Yields a change if the number of failed tests differs, or if other tests than claims fail for a new cause.
 
-    A test may fail although no claim fails: for a fault of the backend, for a known failure that no longer fails, or
-    for a required cell without a conclusion. Such a test is listed even if as many claims fail no longer.
+    A test may fail although no claim fails. The cause is a fault of the backend, a known failure that no longer fails,
+    or a required cell without a conclusion. A new cause is a change even if equally many claims no longer fail.
     """
     before, after = (run.environment["failed"] for run in (old, new))
     others = [max(0, failed - side.num_failing) for failed, side in zip((before, after), sides, strict=True)]
@@ -199,7 +200,7 @@ def _causes_only_in(run: Run, other: Run) -> list[str]:
 
 
 def _corrected(run: Run) -> dict[tuple[str, str, str], str]:
-    """Returns (claim, kind, case) -> id of each known failure that no longer fails; ids differ between commits."""
+    """Returns (claim, kind, case) -> id of each known failure that no longer fails. Ids may differ between commits."""
     return {
         (each.claim, each.kind, each.case): each.id for each in run.results.ordered_known() if each.state == NO_LONGER
     }
@@ -240,7 +241,7 @@ def _outcome_of(kind: str) -> str:
 
 
 def _category(old: str, new: str) -> str:
-    """Returns the category of a change from outcome `old` to `new`, such as 'worse'; '' if nothing changed."""
+    """Returns the category of a change from outcome `old` to `new`, such as 'worse', or '' if nothing changed."""
     if new == FAILS != old:
         return "worse"
     if old in RANKS and new in RANKS:
@@ -261,9 +262,9 @@ def _in_claims(old: _Side, new: _Side) -> Iterator[Change]:
 
 
 def _in_verdicts(key: Key, old: Mapping[Draw, str], new: Mapping[Draw, str]) -> Iterator[Change]:
-    """Yields the changes of one claim's verdicts: one change for each category, with the number of its draws.
+    """Yields the changes of one claim's verdicts. There is one change for each category, with its number of draws.
 
-    It also yields a change if the two runs judge different numbers of draws.
+    If the two runs judge different numbers of draws, a change for this is yielded too.
     """
     found: defaultdict[str, list[Draw]] = defaultdict(list)
     for draw in old.keys() & new.keys():
@@ -306,9 +307,11 @@ def _in_seconds(old: _Side, new: _Side) -> Iterator[Change]:
 
 
 def _in_draws(old: _Side, new: _Side) -> Iterator[Change]:
-    """Yields at most two changes per property: one for draws that only one run has, and one for draws that differ.
+    """Yields at most two changes per property.
 
-    Draws differ if their margins or other recorded data differ; verdicts and durations are compared elsewhere.
+    The first is for draws that only one run has, the second for draws that differ.
+
+    Draws differ if their margins or other recorded data differ. Verdicts and durations are compared elsewhere.
     """
     for name in dict.fromkeys([*old.draws, *new.draws]):
         before, after = old.draws[name], new.draws[name]

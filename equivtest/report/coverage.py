@@ -18,10 +18,10 @@ Combination = tuple[str, tuple[Value, ...]]
 
 @dataclass
 class Covered:
-    """Combinations of axis values that occur in the cases of one property, sorted by what the cases showed.
+    """Combinations of axis values that occur in the cases of one property, sorted by the results of the cases.
 
     Attributes:
-        strength: Number of axes that a combination has; 0 if the property has only random cases.
+        strength: Number of axes that a combination has. It is 0 if the property has only random cases.
         judged: Combinations that occur in a case with a conclusion.
         known: Combinations that occur only in cases without a conclusion, and in at least one known failure.
         open: Combinations that occur only in cases without a conclusion and without a known failure.
@@ -39,8 +39,8 @@ class Covered:
     def add(self, coverage: Coverage) -> None:
         """Adds the combinations of one search's cases.
 
-        A combination that occurs in several cases counts once: as judged if one of the cases is judged, else as known
-        if one is known to fail, else as open.
+        A combination that occurs in several cases counts once. If one of the cases is judged, the combination counts as
+        judged. Otherwise, if one of the cases is known to fail, it counts as known. Otherwise it counts as open.
         """
         self.strength = coverage.strength
         for row in coverage.rows:
@@ -55,7 +55,10 @@ class Covered:
 
     @property
     def text(self) -> str:
-        """Text such as '40 pairs of values covered, 2 open, 3 infeasible'; '' if the property has no covering array."""
+        """Text such as '40 pairs of values covered, 2 open, 3 infeasible'.
+
+        The text is '' if the property has no covering array.
+        """
         if not self.strength:
             return ""
         what = {1: "values", 2: "pairs of values"}.get(self.strength, f"combinations of {self.strength} values")
@@ -65,7 +68,7 @@ class Covered:
 
     @staticmethod
     def all_of(parts: Iterable[Covered]) -> str:
-        """Adds up the numbers of several properties; returns text such as 'pairs of values: 80 covered, 3 infeasible'.
+        """Adds up the numbers of several properties. Returns text such as 'pairs of values: 80 covered, 3 infeasible'.
 
         The text is '' if no property has a covering array.
         """
@@ -82,13 +85,13 @@ class Covered:
         return f"{'pairs of values' if parts[0].strength == 2 else 'values'}: {words}"
 
     def matrix(self) -> list[tuple[str, list[str]]]:
-        """Returns a table that says, for each two axes, how many pairs of their values are covered.
+        """Returns a table with the number of covered pairs of values for each two axes.
 
         Infeasible pairs do not count. The table is [] unless combinations have two axes.
 
         Returns:
-            One row for each axis: (its name, one cell for each earlier axis). The cell '5/6' says that 5 of 6 pairs are
-                covered, the cell '6' that all 6 are.
+            One row for each axis: (the axis's name, one cell for each earlier axis). The cell '5/6' means that 5 of 6
+                pairs are covered, the cell '6' that all 6 pairs are covered.
         """
         if self.strength != 2:
             return []
@@ -113,7 +116,7 @@ def _share(judged: int, left: int) -> str:
 
 
 def table(rows: Sequence[tuple[str, int, Covered]]) -> list[str]:
-    """Returns a table as lines: for each property its number of cases, and how many combinations they cover."""
+    """Returns, as lines, a table with each property's number of cases and of the combinations that the cases cover."""
     head = ("property", "cases", "covered", "known", "open", "infeasible")
     lines = [
         (name, str(cases), *(f"{len(part):,}" for part in (found.judged, found.known, found.open, found.infeasible)))

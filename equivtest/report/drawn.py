@@ -1,6 +1,6 @@
-"""Draws what a page shows as pictures: elements of a wrong tensor on each rank, and histograms of margins.
+"""Draws the pictures of a page, which are elements of a wrong tensor on each rank, and histograms of margins.
 
-Each picture is a path of an inline SVG, which needs nothing else, and a text for a screen reader.
+Each picture is a path of an inline SVG, which needs no other file, and a text for a screen reader.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class RankPicture(NamedTuple):
     """One rank's elements in a grid of the global tensor.
 
     Attributes:
-        text: Says in words what the picture shows.
-        outlines, right, wrong, crosses: Paths that draw all elements, the right and the wrong elements that the rank
-            holds, and the crosses on the wrong elements.
+        text: Description of the picture for a screen reader.
+        outlines, right, wrong, crosses: Paths that draw all elements, the rank's right elements, the rank's wrong
+            elements, and the crosses on the wrong elements.
         labels: (x, y, index) of rows and columns.
     """
 
@@ -45,7 +45,10 @@ class RankPicture(NamedTuple):
 
 
 def pictures_of(drawing: Drawing) -> list[RankPicture]:
-    """Returns a picture for each rank; none for an invalid drawing, which only a log from elsewhere can have."""
+    """Returns a picture for each rank.
+
+    If the drawing is invalid, the list is empty. Only a log that another program wrote can have an invalid drawing.
+    """
     return [_picture(drawing.shape, held) for held in drawing.ranks] if is_drawable(drawing) else []
 
 
@@ -80,7 +83,10 @@ def _picture(shape: tuple[int, ...], held: HeldElements) -> RankPicture:
 
 
 def _columns_of(shape: tuple[int, ...]) -> int:
-    """Returns the number of columns: the last dim, or WRAP for a long vector, which goes on in the next row."""
+    """Returns the number of columns, which is the size of the last dim.
+
+    A long vector has WRAP columns, and continues in the next row.
+    """
     last = max(1, shape[-1]) if shape else 1
     return min(last, WRAP) if len(shape) == 1 else last
 
@@ -103,7 +109,7 @@ def _index(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class Histogram(NamedTuple):
-    """Numbers of draws by margin: the bins of `margins.BINS`, and a text with the numbers."""
+    """Numbers of draws by margin, in the bins of `margins.BINS`, and a text with these numbers."""
 
     text: str
     path: str
@@ -113,7 +119,7 @@ WIDTH = BAR * len(BINS)
 
 
 def histogram_of(margins: Margins) -> Histogram:
-    """Returns the histogram of one tensor; the highest bar has the largest number of draws."""
+    """Returns the histogram of one tensor. The highest bar has the largest number of draws."""
     largest = max(margins.bins.values(), default=0)
     parts, words = [], []
     for place, power in enumerate(BINS):

@@ -1,4 +1,4 @@
-"""Writes the files of --report: JSON lines for machines, text for logs, HTML for people."""
+"""Writes the files of --report, which are JSON lines for machines, text for logs and HTML for people."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _as_line(record: Record) -> str:
 
 
 def begin_report(directory: Path, environment: Mapping[str, Any]) -> None:
-    """Writes a report that says that the run has begun; it remains if the run is killed.
+    """Writes a report that says that the run has begun. If the run is killed, this report remains.
 
     Raises:
         BrokenSetup: a file cannot be written.
@@ -101,7 +101,7 @@ def as_html(
     known: Sequence[KnownState],
     headlines: Sequence[str] = (),
 ) -> str:
-    """Returns the report as one HTML page without links to other files; every value is escaped."""
+    """Returns the report as one HTML page without links to other files. Every value is escaped."""
     return _rendered(
         TEMPLATE,
         environment=environment,
@@ -132,7 +132,7 @@ def as_html(
 
 
 def identity(environment: Mapping[str, Any]) -> str:
-    """Returns one line with versions, backend, device and profile of the run, as far as they are known."""
+    """Returns one line with those of the versions, backend, device and profile of the run that are known."""
     commit = str(environment.get("equivtest_commit") or "")[:12]
     words = {
         "equivtest": f"equivtest {{}}{f' ({commit})' * bool(commit)}",
@@ -146,7 +146,7 @@ def identity(environment: Mapping[str, Any]) -> str:
 
 
 def write_picture(path: Path, runs: Sequence[tuple[str, PartTree]]) -> None:
-    """Writes the page of `equivtest judge --picture`: for each run its text and its tree of submodules.
+    """Writes the page of `equivtest judge --picture`, with the text and the tree of submodules of each run.
 
     Raises:
         BrokenSetup: the file cannot be written.
@@ -182,14 +182,14 @@ def cell_grid(tally: Tally) -> dict[str, Any]:
 
 
 def plotted(tally: Tally) -> list[tuple[Sequence[str], drawn.Histogram]]:
-    """Returns for each tensor its row of the margins' table, without the columns of the bins, and its histogram."""
+    """Returns, for each tensor, the row of the margins' table without the columns of the bins, and the histogram."""
     table = margins.merged([tally.margins])
     plain = (row[: margins.NUM_PLAIN] for row in margins.rows(table))
     return list(zip(plain, map(drawn.histogram_of, table.values()), strict=True))
 
 
 def overview(tallies: Sequence[Tally]) -> tuple[list[str], list[tuple[str, list[tuple[int, int] | None]]]]:
-    """Returns the dtypes, and for each property its name and a list by dtype.
+    """Returns the dtypes, and for each property its name and a list with one entry per dtype.
 
     An entry of the list is (number of cells with a conclusion, number of cells), or None if there is no cell.
     """

@@ -26,12 +26,14 @@ _REPLAY = re.compile(r".+-[a-z_]+-[a-z_]+-[0-9a-f]{8}\.json")
 
 
 class ReportFolder:
-    """A folder in which no other run can write a report until this one leaves it, or this process ends.
+    """A folder for a report.
 
-    The kernel locks the folder itself: this leaves no file, and a killed process leaves no lock.
+    No other run can write a report into the folder until `leave` is called or this process ends.
+
+    The kernel locks the folder itself. So the lock needs no file, and a killed process leaves no lock behind.
 
     Raises:
-        Misuse: another run writes there.
+        Misuse: another run writes into the folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,7 +56,7 @@ class ReportFolder:
             (self.path / FAILURES).rmdir()
 
     def leave(self) -> None:
-        """Lets other runs use the folder; a second call does nothing."""
+        """Lets other runs use the folder. A second call does nothing."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -70,7 +72,9 @@ def _left_in(folder: Path) -> Iterator[Path]:
 
 
 def _lock(path: Path) -> int:
-    """Opens the folder and returns its descriptor; locks the folder, unless the file system does not support locks.
+    """Opens and locks the folder, and returns its descriptor.
+
+    If the file system does not support locks, the folder is not locked.
 
     Raises:
         Misuse: another run has locked the folder.
@@ -89,7 +93,10 @@ def _lock(path: Path) -> int:
 
 
 def _owner(path: Path) -> str:
-    """Returns which run writes to the folder, such as ' (process 17, started 2026-11-02T10:00:00Z)'; '' if unknown."""
+    """Describes the run that writes to the folder, as ' (process 17, started 2026-11-02T10:00:00Z)'.
+
+    If the run is unknown, the text is ''.
+    """
     try:
         data = json.loads((path / "environment.json").read_text(encoding="utf-8"))
         return f" (process {data['process']}, started {data['started']})"

@@ -1,4 +1,4 @@
-"""Defines the data that an item of pytest sends to the controller of a run; an xdist worker sends them as JSON."""
+"""Defines the data that an item of pytest sends to the controller of a run. An xdist worker sends the data as JSON."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ See `equivtest.search.differential`.
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The verdicts of all claims on one draw of a case, which is one set of its values: a line of verdicts.jsonl.
+    """A line of verdicts.jsonl, with the verdicts of all claims on one draw, which is one set of values of a case.
 
     Attributes:
         schema: Version of this form.
         case: The case as `equivtest.cases.case.to_data` writes it.
         busy_s: The longest time that a rank spent on the case, in seconds.
-        lacking, refused: What the backend lacks, in words, and 'dtype:function' of each collective that it refused;
-            None if it supports the case.
-        declined: Why the program does not support the case; None if it does.
+        lacking, refused: `lacking` describes what the backend lacks, and is None if the backend supports the case.
+            `refused` has 'dtype:function' of each collective that the backend refused.
+        declined: The reason why the program does not support the case. None if the program supports the case.
         verdicts: Claim -> kind of its verdict.
         margins, tensor_margins: Largest error divided by the allowed error, by claim and by tensor.
-        known: Claim -> reason of the known failure; the reason begins with TORCHS if gloo on the CPU fails too.
-        parts: Boundary tensor of a submodule -> its margin (error / allowed error), or None without a conclusion.
+        known: Claim -> reason of the known failure. The reason begins with TORCHS if gloo on the CPU fails too.
+        parts: Boundary tensor of a submodule -> its margin (error / allowed error), or None if there is no conclusion.
         begins: The first wrong tensor of `parts`, or ''.
-        factors: Tensor -> factor between the ranks' gradient and the unsharded one. It has only tensors of programs
-            whose backward applies such a factor and divides it out again later.
+        factors: Tensor -> factor between the ranks' gradient and the unsharded one. Only a program whose backward
+            applies such a factor, and that divides the factor out again later, has entries.
     """
 
     schema: int
@@ -64,11 +64,11 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """The smallest failing case of one claim and one kind of failure that a search has found.
 
     Attributes:
-        message: The whole message.
+        message: The whole message of the failure.
         replay: Path of the case's replay file.
         case: The case as code.
-        fault: The cause, such as 'collective: ...'; '' if it was not looked for.
-        history: What ran before the case failed, if the case alone does not fail; else ''.
+        fault: The cause, such as 'collective: ...'. It is '' if the cause was not searched for.
+        history: What ran before the case failed, if the case alone does not fail. Otherwise ''.
         drawing: The elements of the first wrong tensor on each rank, if it is small and has wrong values.
     """
 
@@ -87,13 +87,14 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a property as plain data, for the list of a run's properties.
 
     Attributes:
-        path, name: Path of its file, and its name in the file.
+        path, name: Path of the property's file, and the property's name in the file.
         of_any_dtype: Claims that do not need verdicts in every dtype.
-        conclusive_dtypes, conclusive_shards: Dtypes and shard kinds that need conclusions; empty: all.
+        conclusive_dtypes, conclusive_shards: Dtypes and shard kinds that need conclusions. If empty, all of them need
+            conclusions.
         shards: False if the subject's tensors are not sharded, so that every case counts as even.
-        has_audit: True if the run audits it.
-        planned: Labels of its planned searches and audit.
-        line: Line of the property in its file, from 0; None if unknown.
+        has_audit: True if the run audits the property.
+        planned: Labels of the property's planned searches and audit.
+        line: Line of the property in its file, counted from 0. None if the line is unknown.
     """
 
     path: str
@@ -119,7 +120,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
 def listed_of(
     prop: Property, *, path: str, name: str, planned: tuple[str, ...], has_audit: bool, line: int | None = None
 ) -> Listed:
-    """Returns the description of a property for the list of a run; the other arguments are fields of `Listed`."""
+    """Returns the description of a property for the list of a run. The other arguments are fields of `Listed`."""
     return Listed(
         path=path,
         name=name,
@@ -141,7 +142,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The list of all properties of a session.
 
     Attributes:
-        selection: Digest of all tests of the run if the session runs a shard of them; '' without --shard.
+        selection: Digest of all tests of the run, if the session runs a shard of these tests. It is '' without --shard.
     """
 
     properties: tuple[Listed, ...]
@@ -149,10 +150,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditRow(msgspec.Struct, kw_only=True):
-    """Counts, for one fault planted in one collective, the runs that some claim rejected.
+    """Numbers of runs with one kind of fault in one collective.
 
     Attributes:
-        runs, rejected: Number of runs with the fault, and how many of these some claim rejected.
+        runs, rejected: Number of runs with the fault, and number of these runs that some claim rejected.
         by: Claim -> number of runs that the claim rejected. If the run itself failed, the key is the kind of failure.
     """
 
@@ -169,11 +170,11 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         property: Name of the property.
         cases: Number of cases in which the subject held without a fault.
-        unseen: Collectives that no claim checks: all claims hold even if such a collective ignores the other ranks.
-        reason: Why the property calls no collective, or ''.
-        problem: Why the property's claims show nothing although they hold; '' if they do show something.
-        waits: Why the audit waits until the property holds; '' if it was audited.
-        hung: The collective whose fault hung the program; '' if none did.
+        unseen: Collectives that no claim checks. All claims hold even if such a collective ignores the other ranks.
+        reason: The reason why the property calls no collective, or ''.
+        problem: The reason why the property's claims show nothing although they hold. It is '' if they show something.
+        waits: The reason why the audit waits until the property holds. It is '' if the property was audited.
+        hung: The collective whose fault hung the program. It is '' if no fault hung the program.
     """
 
     property: str
@@ -192,7 +193,7 @@ CaseState = Literal["judged", "known", "open"]
 
 
 class CoveredRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The axis values of one case of a covering array, and what the case showed.
+    """The axis values of one case of a covering array, and the result of the case.
 
     Attributes:
         state: 'judged', 'known' if the case is a known failure, or 'open' if there is no conclusion.
@@ -209,8 +210,8 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     A covering array is a list of cases in which every feasible combination of `strength` axis values occurs.
 
     Attributes:
-        array: Name of the array; '' if all world sizes share one.
-        strength: Number of axes that it combines.
+        array: Name of the array. It is '' if all world sizes share one array.
+        strength: Number of axes that the array combines.
         infeasible: Combinations of values that no case can have.
     """
 
@@ -224,12 +225,12 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True):
     """Result of one search or one audit of a property.
 
     Attributes:
-        label: Label of the search or audit, one of the property's `planned`.
-        start: How the ranks were started, in words.
-        left_out: Dtype in which no case of the property can be judged -> the reason, or ''.
-        coverage: Cases of the covering array that ran; None for an audit, and for a search of random cases.
+        label: Label of the search or audit. It is one of the labels in `Listed.planned`.
+        start: Description of the way in which the ranks were started.
+        left_out: Dtype in which no case of the property can be judged -> the reason, which may be ''.
+        coverage: Cases of the covering array that ran. None for an audit, and for a search of random cases.
         cut: Number of cases that were left out because the time budget was over.
-        audit: Result of the audit; None for a search.
+        audit: Result of the audit. None for a search.
     """
 
     listed: Listed
@@ -250,11 +251,11 @@ OPEN, NOT_RUN = "open", "not run"
 
 
 class KnownState(msgspec.Struct, frozen=True, kw_only=True):
-    """A known failure, and whether its smallest case still fails.
+    """A known failure, and the result of its smallest case.
 
     Attributes:
         case: The case as code.
-        state: What its smallest case showed, such as STILL_FAILS, NO_LONGER or NOT_RUN.
+        state: Result of the smallest case, such as STILL_FAILS, NO_LONGER or NOT_RUN.
     """
 
     id: str
@@ -267,10 +268,10 @@ class KnownState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendFault(msgspec.Struct, frozen=True):
-    """A fault of the backend, in words.
+    """A fault of the backend, described as text.
 
     Attributes:
-        collective: The collective that a probe found wrong; '' if a rank died between two visits.
+        collective: The collective that a probe found wrong. It is '' if a rank died between two visits.
     """
 
     collective: str
@@ -281,12 +282,12 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
     """All data that one item of pytest sends to the controller.
 
     Attributes:
-        fatal: Why no further item can run; '' if one can.
+        fatal: The reason why no further item can run. It is '' if further items can run.
         misuse: The mistake that ended the item early.
-        absent: Why the property did not run.
-        incomplete: True if the property did not run because it is incomplete; the summary then says so.
-        code: Path of each of the user's own files that was imported -> digest. Only a run with a report has them, to
-            check them if the run is resumed.
+        absent: The reason why the property did not run.
+        incomplete: True if the property did not run because it is incomplete. The summary then says so.
+        code: Path of each of your own files that was imported -> digest. Only a run with a report has digests, to check
+            the files if the run is resumed.
     """
 
     fatal: str = ""

@@ -15,10 +15,11 @@ COUNTED = {"errors": "error", "failures": "failure", "skipped": "skipped"}
 def merge_junit(files: Sequence[Path]) -> bytes:
     """Returns one JUnit file with the tests of all `files`.
 
-    If several files have the same test, the result has it once, as failed if it failed in any of them.
+    If several files have the same test, the result has the test once. The test is failed if it failed in any of these
+    files.
 
     Raises:
-        Misuse: a file is broken.
+        Misuse: a file is no valid JUnit XML.
     """
     roots = [_root(file) for file in files]
     cases: dict[tuple[str | None, str | None], ElementTree.Element] = {}

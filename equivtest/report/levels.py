@@ -30,14 +30,14 @@ LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
 
 @dataclass(frozen=True)
 class Level:
-    """What a run shows about the properties of one level of conformance.
+    """The results of a run on the properties of one level of conformance.
 
     Attributes:
-        number: From 1.
+        number: Number of the level, from 1.
         missing: Properties that were not judged to their end.
-        failing, open: Keys (subject, claim) that do not hold, or have no conclusion; a required cell without a
-            conclusion counts as open.
-        num_held, num_known: Number of keys that hold, and of keys that are known failures.
+        failing, open: Keys (subject, claim) of claims that do not hold, and of claims without a conclusion. A required
+            cell without a conclusion counts as open.
+        num_held, num_known: Number of claims that hold, and number of claims that are known failures.
     """
 
     number: int
@@ -72,7 +72,7 @@ def level_of(subject: str) -> int:
 
 
 def levels_of(tallies: Iterable[Tally], required: Mapping[str, str], holes: Mapping[str, Sequence[str]]) -> list[Level]:
-    """Returns what a run shows about each level, from level 1.
+    """Returns the results of a run on each level, from level 1.
 
     Args:
         tallies: Results of the properties that the run judged.
@@ -114,7 +114,7 @@ OUTCOMES = ("passed", "failed", "skipped", "xfailed")
 
 
 def reached(levels: Iterable[Level]) -> int:
-    """Returns the highest level that is complete together with all levels below it; 0 if there is none."""
+    """Returns the highest level that is complete together with all lower levels, or 0 if there is none."""
     number = 0
     for level in levels:
         if not level.is_complete:

@@ -1,7 +1,8 @@
-"""Writes and reads the log of a run: a file from which the whole report can be made again.
+"""Writes and reads the log of a run, from which the whole report can be made again.
 
-Each line is a JSON object, compressed by gzip: the environment first and last, the properties of the session, and the
-data of each item.  Every line reaches the disk at once, so a killed run leaves a log that can be read.
+The file is compressed by gzip, and each line is a JSON object. The first line and the last line have the environment.
+The lines between have the properties of the session, and the data of each item.  Every line reaches the disk at once,
+so a killed run leaves a log that can be read.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SCHEMA = 1
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of the log; exactly one of its fields is set.
+    """One line of the log. Exactly one of its fields is set.
 
     Attributes:
         environment: The content of `environment.json` at the beginning or the end of the run.
@@ -43,17 +44,19 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """Those facts about a run in `environment.json` that equivtest itself reads; the file has further ones.
+    """Those facts about a run in `environment.json` that equivtest itself reads.
+
+    The file has further facts.
 
     Attributes:
         profile: Name of the profile.
-        excused: Names of what the backend may lack in this run.
-        failed, concluded: Number of tests that failed; number of tests that passed, failed, or are known failures. Both
-            count tests of any plugin.
+        excused: Names of the dtypes and collectives that the backend may lack in this run.
+        failed, concluded: `failed` is the number of tests that failed. `concluded` is the number of tests that passed,
+            failed, or are known failures. Both numbers include tests of other plugins.
         complete: True if the run and every planned search ended.
-        state: BEGUN, ENDED, or why the run ended early.
+        state: BEGUN, ENDED, or the reason why the run ended early.
         process, started, seconds: Process id, beginning in UTC, and duration of the run.
-        shard: The shard that the run judged, such as '2/4'; absent if the run judged all properties.
+        shard: The shard that the run judged, such as '2/4'. Absent if the run judged all properties.
     """
 
     schema: int
@@ -85,7 +88,7 @@ class RunLog:
         self._file = gzip.open(path, "wb")  # noqa: SIM115  (it stays open until the run ends)
 
     def add(self, entry: Entry) -> None:
-        """Appends a line and flushes it, so that it can be read even if this process is killed.
+        """Appends a line and flushes the file, so that the line can be read even if this process is killed.
 
         Raises:
             OSError: the line cannot be written.
@@ -94,7 +97,7 @@ class RunLog:
         self._file.flush(zlib.Z_SYNC_FLUSH)
 
     def close(self) -> None:
-        """Ends the file; a second call does nothing."""
+        """Ends the file. A second call does nothing."""
         self._file.close()
 
 
@@ -103,7 +106,7 @@ class Run:
     """All data of a run, as read from its log.
 
     Attributes:
-        path: Path of the report or log, as the user named it.
+        path: Path of the report or log, as you named it.
         environment: The last environment in the log.
         handovers: The data that the run's items sent.
     """
@@ -135,7 +138,7 @@ def read_run(path: Path) -> Run:
     """Reads a complete run from the folder of its report, or from its log alone.
 
     Raises:
-        Misuse: there is no log, another version of equivtest wrote it, it is broken, or the run did not end.
+        Misuse: there is no log, another version of equivtest wrote the log, the log is broken, or the run did not end.
     """
     run = read_begun(path)
     complete = run.environment["complete"] and run.environment["state"] == ENDED and run.results.are_complete
@@ -148,7 +151,7 @@ def read_begun(path: Path) -> Run:
     """Reads a run that may have been interrupted.
 
     Raises:
-        Misuse: there is no log, another version of equivtest wrote it, or it is broken.
+        Misuse: there is no log, another version of equivtest wrote the log, or the log is broken.
     """
     log = path / LOG if os.path.isdir(path) else path  # which does not raise for a path that is too long
     lines = list(_lines(path, log))
@@ -185,7 +188,7 @@ def _check_schema(path: Path, lines: list[bytes]) -> None:
 
 
 def _lines(path: Path, log: Path) -> Iterator[bytes]:
-    """Yields the complete lines of a log; it leaves out an incomplete last line of a killed run."""
+    """Yields the complete lines of a log. An incomplete last line of a killed run is left out."""
     try:
         with gzip.open(log) as file:
             for line in file:

@@ -23,7 +23,8 @@ class Margins:
     """Counts the margins of one tensor in one dtype, over draws of values.
 
     Attributes:
-        bins: b -> number of draws with a margin above 2**(b - 1) and up to 2**b; without zeros and failures.
+        bins: b -> number of draws with a margin above 2**(b - 1) and up to 2**b. Margins of 0 and failures are not in
+            any bin.
     """
 
     draws: int = 0
@@ -36,7 +37,7 @@ class Margins:
     def add(self, margin: float) -> None:
         """Counts the margin of one draw.
 
-        A margin above 1 is a failure: it counts in `beyond` and `largest`, but neither in the mean nor in `bins`.
+        A margin above 1 is a failure. It counts in `beyond` and `largest`, but neither in the mean nor in `bins`.
         """
         self.draws += 1
         self.largest = max(self.largest, margin)
@@ -79,7 +80,7 @@ NUM_PLAIN = len(HEAD) - len(BINS)
 
 
 def rows(table: Mapping[Key, Margins]) -> list[Sequence[str]]:
-    """Returns one row of text for each tensor and dtype of the table; `HEAD` has the titles of the columns."""
+    """Returns one row of text for each tensor and dtype of the table. `HEAD` has the titles of the columns."""
     return [
         (
             name,

@@ -1,4 +1,4 @@
-"""Merges the reports of the shards of a run into the report that the whole run would have written."""
+"""Merges the reports of the shards of a run into one report on the whole run."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ JUNIT = "junit.xml"
 
 
 def merge(paths: Sequence[Path], report: Path, command: Sequence[str]) -> tuple[int, list[str]]:
-    """Writes the merged report; returns the exit code of the whole run, and each reason why it is no success.
+    """Writes the merged report. Returns the exit code of the whole run, and each reason why the run is no success.
 
     Raises:
-        Misuse: the paths are not all shards of one run, each once; or the report is one of them.
+        Misuse: the paths are not exactly the shards of one run, or the report's folder is one of the paths.
         BrokenSetup: the report cannot be written.
     """
     folders = [path.parent if path.name == LOG else path for path in paths]
@@ -63,7 +63,7 @@ def _in_order(runs: Sequence[Run]) -> list[Run]:
     """Sorts the shards by number.
 
     Raises:
-        Misuse: they are not all shards of one run, each once.
+        Misuse: `runs` are not exactly the shards of one run.
     """
     by_number: dict[int, Run] = {}
     first = runs[0]
@@ -102,7 +102,7 @@ def _require_alike(first: Run, other: Run) -> None:
 
 
 def _require_same_code(runs: Sequence[Run]) -> None:
-    """Raises Misuse if a file of the user has other content in another shard, even if the commit is the same."""
+    """Raises Misuse if a file of yours has different content in two shards, even if the commit is the same."""
     seen: dict[str, tuple[str, Run]] = {}
     for run in runs:
         for file, digest in (item for handover in run.handovers for item in handover.code.items()):

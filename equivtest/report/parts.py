@@ -1,4 +1,7 @@
-"""Collects the conclusions on each submodule of modules that are judged by parts, as a tree for the report's page."""
+"""Collects the conclusions on each submodule as a tree for the report's page.
+
+Only modules that are judged by parts have such conclusions.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ HELD, OPEN, WRONG, BEGINS = "held", "open", "wrong", "begins"
 
 
 class Shown(NamedTuple):
-    """One cell of the report's table of submodules: its kind (HELD, OPEN, WRONG or BEGINS), and its margin as text."""
+    """One cell of the report's table of submodules, with a kind (HELD, OPEN, WRONG or BEGINS) and a margin as text."""
 
     kind: str
     text: str
@@ -25,8 +28,8 @@ class Cell:
     """The conclusions on one submodule in the forward or in the backward, over all draws of values.
 
     Attributes:
-        margin: The largest error over its bound among the conclusive tensors.
-        num, num_open: Number of tensors, and of tensors without a conclusion.
+        margin: The largest margin (error / allowed error) among the tensors with a conclusion.
+        num, num_open: Number of tensors, and number of tensors without a conclusion.
         begins: Number of draws in which this submodule is the first wrong one.
     """
 
@@ -60,7 +63,7 @@ class PartTree:
         """Counts the conclusions of one draw of values.
 
         Args:
-            parts: Boundary tensor of a submodule -> its margin, or None without a conclusion.
+            parts: Boundary tensor of a submodule -> its margin, or None if there is no conclusion.
             begins: The first wrong boundary tensor, or ''.
         """
         for name, margin in parts.items():
@@ -78,7 +81,7 @@ class PartTree:
     def rows(self) -> list[tuple[int, str, Shown | None, Shown | None]]:
         """Returns (depth, name, forward, backward) of each node of the tree, in order.
 
-        A direction without any judgement is None.
+        If a node has no judgement in a direction, the cell of that direction is None.
         """
         order = {way: place for place, way in enumerate(self.cells)}
         ways = sorted(self.cells, key=lambda way: [order[way[:length]] for length in range(1, len(way) + 1)])

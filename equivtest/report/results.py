@@ -1,4 +1,4 @@
-"""Collects the data that a run's items send, and concludes from them what the run has shown."""
+"""Collects the data that a run's items send, and computes the result of the run from the data."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Results:
         tallies: Counts by the property's id.
         known: States of the known failures, in order of arrival.
         audits: Audits by the property's id.
-        records: Verdicts in order of arrival; only if `keeps_records`.
-        searches: (property's name, search's label) -> verdicts; only if `keeps_records`.
-        starts: How ranks were started, in words.
+        records: Verdicts in order of arrival. Empty unless `keeps_records` is True.
+        searches: (property's name, search's label) -> verdicts. Empty unless `keeps_records` is True.
+        starts: Descriptions of the ways in which ranks were started.
         misused: Number of items that ended with a Misuse.
-        faults: Faults of the backend by their text, so that a fault that several xdist workers find counts once.
-        absent: Why properties were not run.
+        faults: Faults of the backend by their text. If several xdist workers find a fault, it counts once.
+        absent: Reasons why properties did not run.
         left_out: Those reasons in `absent` that concern incomplete properties.
     """
 
@@ -107,7 +107,7 @@ class Results:
         return bool(self.tallies) and all(tally.is_complete for tally in self.tallies.values())
 
     def lacking(self, allowed: Collection[str]) -> list[str]:
-        """Returns one line on everything that the backend lacked and that is not `allowed`; [] if there is nothing."""
+        """Returns one line on everything that the backend lacked and that is not `allowed`, or [] if nothing is."""
         return on_lacking(self.ordered(), allowed)
 
     def conclude(
@@ -118,8 +118,8 @@ class Results:
         Args:
             code: Exit code according to the tests alone.
             failed: Number of failed tests.
-            concluded: Number of tests, of any plugin, that passed, failed, or are known failures.
-            allowed: Names of what the backend may lack, see --allow-unsupported.
+            concluded: Number of tests that passed, failed, or are known failures. It includes tests of other plugins.
+            allowed: Names of the dtypes and collectives that the backend may lack: see --allow-unsupported.
             audits_alone: True if the run only audits.
         """
         lacking = self.lacking(allowed)

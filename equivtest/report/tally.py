@@ -28,9 +28,10 @@ class ClaimResult:
     """The outcome of one claim of a property over the whole run.
 
     Attributes:
-        outcome: 'xfailed' if every verdict is a known failure; 'skipped' if the claim is open.
-        text: Full messages of the failures, or why nothing was concluded.
-        torchs: Failures that gloo on the CPU shows too, one line for each kind.
+        outcome: 'passed' or 'failed', or 'xfailed' if every verdict is a known failure, or 'skipped' if the claim is
+            open.
+        text: Full messages of the failures, or the reason why there is no conclusion.
+        torchs: One line for each kind of failure that gloo on the CPU shows too.
     """
 
     claim: str
@@ -45,28 +46,29 @@ class Tally:
 
     Attributes:
         done: Labels of the planned searches that have ended.
-        layouts, draws: Number of cases, and of pairs (case, draw of values); a case of two searches counts twice.
+        layouts, draws: Number of cases, and number of pairs (case, draw of values). A case of two searches counts
+            twice.
         world_sizes, dtypes, shard_kinds: Number of cases with each world size, dtype and shard kind.
         modes: Number of draws with each mode of values.
         kinds: Claim -> number of verdicts of each kind.
         claim_cells: (cell, claim, family of modes) -> number of verdicts of each kind.
-        cells: Cell -> number of verdicts of each kind, of all claims together.  A claim that judges only some visits,
-            such as the one on collectives, need not have verdicts in every cell.
+        cells: Cell -> number of verdicts of each kind, on all claims together. If a claim judges only some visits, such
+            as the claim on collectives, it need not have verdicts in every cell.
         margins: (tensor, dtype) -> margins of the draws judged by a bound.
         parts: Conclusions on each submodule of modules that are judged by parts.
         factors: Tensor -> factor between the ranks' gradient and the unsharded one, which the program's backward
             applies and divides out again later.
         reasons: Claim -> reason of a known failure -> number of verdicts.
         torchs: (claim, reason) -> cases, as code, that fail on gloo and the CPU too -> number of draws.
-        lacking: (cell, reason, 'dtype:function' of each refused collective) -> number of verdicts that stay open
-            because of it.
+        lacking: (cell, reason, 'dtype:function' of each refused collective) -> number of verdicts that stay open for
+            that reason.
         declined: Reason why the program does not support a case -> number of cases.
         failures: Shrunk failures, in order of arrival.
-        slowest: (seconds, code of the case), the slowest first.
+        slowest: (seconds, code of the case) of the slowest cases, the slowest first.
         cut: Number of cases that were left out because the time budget was over.
-        covered: Combinations of axis values that its cases have.
+        covered: Combinations of axis values that the property's cases have.
         left_out: Dtype in which no case of the property can be judged -> the reason, or ''.
-        unshown: Why claims that hold show nothing, according to the property's audit; else ''.
+        unshown: The reason, from the property's audit, why claims that hold show nothing. Otherwise ''.
     """
 
     listed: Listed
@@ -123,7 +125,7 @@ class Tally:
         *,
         ended: bool = True,
     ) -> None:
-        """Adds the verdicts and failures of one search; the search is done if it has `ended`."""
+        """Adds the verdicts and failures of one search. The search is done if `ended` is True."""
         self.done |= {label} if ended else set()
         self.failures += failures
         busy_s: dict[str, float] = {}
@@ -162,14 +164,15 @@ class Tally:
         self.refused += record.verdicts.get("refuses") == "holds"
 
     def total(self, *kinds: str) -> int:
-        """Returns the number of verdicts of these kinds over all claims; of every kind if no kind is given."""
+        """Returns the number of verdicts of these kinds over all claims. If `kinds` is empty, every kind counts."""
         return sum(n for counts in self.kinds.values() for kind, n in counts.items() if not kinds or kind in kinds)
 
     @property
     def none_supported(self) -> str:
-        """Why a green run shows nothing about this property, or ''.
+        """The reason why a green run shows nothing about this property, or ''.
 
-        It shows nothing if the program declines cases on several ranks and no claim concludes on such a case.
+        The run shows nothing if the program declines cases on several ranks and no claim has a conclusion on such a
+        case.
         """
         several = sum((counts for (size, *_), counts in self.cells.items() if size > 1), Counter[str]())
         if not several["declined"] or any(several[kind] for kind in (*CONCLUSIVE, "known")):
@@ -193,7 +196,7 @@ class Tally:
         """Returns a line for each claim and kind of failure that gloo on the CPU shows too, with the shortest case.
 
         Args:
-            only: Name of the claim to describe; '' for all.
+            only: Name of the claim to describe. If '', all claims are described.
         """
         return [
             f"{self.listed.name}: {claim} {reason}: {cases.total():,} verdicts, such as in {min(cases, key=len)}"
@@ -240,7 +243,7 @@ class Tally:
         """Returns the shard kinds that cases on `world_size` ranks can have.
 
         Args:
-            conclusive: Only these shard kinds count, if any are given.
+            conclusive: The shard kinds that count. If empty, all kinds count.
         """
         return wanted_kinds(world_size, refusals=self.refuses_only, shards=self.listed.shards, conclusive=conclusive)
 
@@ -264,8 +267,8 @@ class Tally:
         """Returns one line for each required cell without a verdict, or with more open verdicts than conclusive ones.
 
         There is also a line for each claim that is mostly open in a cell on one family of modes, even if other claims,
-        or other modes, have conclusions there.  Verdicts that are open because of something that the backend is
-        `allowed` to lack do not count, and neither does a cell whose cases were all declined.
+        or other modes, have conclusions in the cell. Verdicts that are open because of something that the backend is
+        `allowed` to lack do not count. A cell whose cases were all declined does not count either.
         """
         found = []
         excused = {cell for cell, _, _ in self.lacking} - {cell for cell, _, _ in self.not_allowed(allowed)}
@@ -290,7 +293,10 @@ class Tally:
 
 
 def _is_open(counts: Counter[str], *, required: bool = False) -> bool:
-    """True if more verdicts are open than conclusive; if `required`, also if no verdict is conclusive."""
+    """True if more verdicts are open than conclusive.
+
+    If `required` is True, the result is also True if no verdict is conclusive.
+    """
     conclusive = sum(counts[kind] for kind in CONCLUSIVE)
     return counts["inconclusive"] + counts["not_supported"] > conclusive or (required and conclusive == 0)
 
@@ -305,7 +311,7 @@ def of_any_step(tensor: str) -> str:
 
 
 def family_of(mode: str) -> str:
-    """Returns the family of a mode of values, whose modes are judged alike: 'real' for 'real-cancelling'."""
+    """Returns the family of a mode of values: 'real' for 'real-cancelling'. All modes of a family are judged alike."""
     return mode.partition("-")[0]
 
 

@@ -37,14 +37,15 @@ def summarize(
     is_first_look: bool = False,
     levels: Sequence[str] = (),
 ) -> list[str]:
-    """Returns the lines of the summary; none if no property was searched.
+    """Returns the lines of the summary. If no property was searched, there are no lines.
 
     Args:
-        left_out: Which incomplete properties were left out, and why.
+        left_out: Lines on the incomplete properties that were left out, with the reasons.
         levels: Lines on the levels of conformance.
-        headlines: Reasons, other than failing claims, why the run is red; they come first and are not shortened.
+        headlines: Reasons, other than failing claims, why the run is red. These lines come first and are not shortened.
         is_first_look: True if the last line has to say that the profile is a first look.
-        wants_cells: True if each cell needs several conclusive verdicts; the summary counts the cells that lack some.
+        wants_cells: True if each cell needs several conclusive verdicts. Then the summary counts the cells that lack
+            some.
     """
     if not tallies:
         return list(headlines)
@@ -95,7 +96,10 @@ def summarize(
 
 
 def headline(environment: Mapping[str, Any], tallies: Iterable[Tally]) -> str:
-    """Returns the first line of a report on a run that did not end, or has not ended yet; '' if it is complete."""
+    """Returns the first line of a report on a run that did not end, or has not ended yet.
+
+    If the run is complete, the line is ''.
+    """
     if environment["complete"]:
         return ""
     state = environment.get("state", ENDED)
@@ -121,7 +125,10 @@ def unfinished(tallies: Iterable[Tally]) -> list[str]:
 
 
 def on_faults(faults: Iterable[BackendFault]) -> list[str]:
-    """Returns one line per wrong collective, and one on ranks that died: the first fault, and the number of others."""
+    """Returns one line per wrong collective, and one line on ranks that died.
+
+    A line has the first fault, and the number of other faults.
+    """
     by_collective: dict[str, list[str]] = {}
     for fault in faults:
         by_collective.setdefault(fault.collective, []).append(fault.text)
@@ -133,9 +140,11 @@ def on_faults(faults: Iterable[BackendFault]) -> list[str]:
 
 
 def on_lacking(tallies: Iterable[Tally], allowed: Collection[str]) -> list[str]:
-    """Returns a line on what the backend does not support and is not `allowed` to lack; [] if there is nothing.
+    """Returns a line on everything that the backend does not support and is not `allowed` to lack.
 
-    The line names two ways out: the options --dtypes and --allow-unsupported.
+    If there is nothing, the result is [].
+
+    The line names two remedies, the options --dtypes and --allow-unsupported.
     """
     counts = sum((tally.not_allowed(allowed) for tally in tallies), Counter())
     if not counts:
@@ -151,12 +160,15 @@ def on_lacking(tallies: Iterable[Tally], allowed: Collection[str]) -> list[str]:
 
 
 def on_declined(tallies: Iterable[Tally]) -> list[str]:
-    """Returns one line per property whose program declines every case on several ranks, so that nothing is shown."""
+    """Returns one line per property whose program declines every case on several ranks.
+
+    The run shows nothing about such a property.
+    """
     return [f"nothing is shown: {why}" for tally in tallies if (why := tally.none_supported)]
 
 
 def totals(tallies: Iterable[Tally], seconds: float) -> list[str]:
-    """Returns the summary's last lines: the numbers of cases, verdicts and claims by outcome, and the seconds."""
+    """Returns the summary's last lines, with the numbers of cases, verdicts and claims by outcome, and the seconds."""
     tallies = list(tallies)
     outcomes = Counter[str](result.outcome for tally in tallies for result in tally.claims())
     cut = sum(tally.cut for tally in tallies)
@@ -192,7 +204,10 @@ def _not_passed(tally: Tally) -> list[str]:
 
 
 def _lacking(tallies: Iterable[Tally]) -> list[str]:
-    """Returns one line for each reason why the backend does not support cases; a vendor needs its whole text."""
+    """Returns one line for each reason why the backend does not support cases.
+
+    A vendor needs the whole text of a reason, so no line is shortened.
+    """
     counts = Counter[str]()
     for tally in tallies:
         for (_, reason, _), count in tally.lacking.items():
@@ -201,7 +216,7 @@ def _lacking(tallies: Iterable[Tally]) -> list[str]:
 
 
 def _counts_table(tallies: Sequence[Tally]) -> list[str]:
-    """Returns the table of counts, one row per property; a rare outcome has a column only if it occurs."""
+    """Returns the table of counts, with one row per property. A rare outcome has a column only if it occurs."""
     columns: list[tuple[str, list[int], bool]] = [
         ("layouts", [t.layouts for t in tallies], True),
         ("draws", [t.draws for t in tallies], True),
@@ -244,7 +259,7 @@ def _coverage_row(name: str, tallies: Sequence[Tally], sizes: list[int], dtypes:
 def _margins_table(tallies: Sequence[Tally]) -> list[str]:
     """Returns the table of margins by tensor and dtype, over all properties, with an empty line after it.
 
-    It returns [] if no draw has a margin.
+    If no draw has a margin, the result is [].
     """
     table = margins.merged(tally.margins for tally in tallies)
     if not table:

@@ -1,10 +1,10 @@
-"""Tests if a green run could have been red: whether the claims of a property reject a run with a spoiled collective.
+"""Tests if a green run could have been red, which requires that claims reject a run with a spoiled collective.
 
 On a few cases the audit spoils each collective of the subject in turn, also collectives that DDP and FSDP2 call from
-C++.  There are five faults: each rank uses its own operand in place of every rank's, or one rank passes another rank's
-operand, or nothing is sent, or the result is NaN, or it is doubled (`equivtest.ranks.observe.faults`).  If no claim
-rejects one of the first two faults in a collective, the claims do not check that the collective uses other ranks'
-operands.  If this is so for all collectives of a property, the property has shown nothing.
+C++.  There are five faults (`equivtest.ranks.observe.faults`). Each rank uses its own operand in place of every rank's
+operand, or one rank passes another rank's operand, or nothing is sent, or the result is NaN, or the result is doubled.
+If no claim rejects one of the first two faults in a collective, the claims do not check that the collective uses other
+ranks' operands. If the claims check this in no collective of a property, the property has shown nothing.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def audit(
     """Spoils the collectives of a property's subject, and returns which claims reject each fault.
 
     Args:
-        world_sizes: At least one of them is above 1; a world of one rank is left out.
-        is_thorough: True to try every kind of fault on every case, for a table. Otherwise only decisive faults are
-            tried: they make a result depend on the operands of fewer ranks. A collective is then spoiled only until a
+        world_sizes: World sizes of the runs. At least one of them must be above 1. The world size 1 is left out.
+        is_thorough: True to try every kind of fault on every case, for a table. If False, only decisive faults are
+            tried, which make a result depend on the operands of fewer ranks. A collective is then spoiled only until a
             claim rejects such a fault, in at most limits.AUDIT_VISITS runs, and never after the first fault that hangs.
 
     Raises:
@@ -82,7 +82,7 @@ def audit(
 def _cases(prop: Property, world_sizes: Iterable[int], dtypes: tuple[str, ...], num_cases: int) -> Iterator[Case]:
     """Yields at most `num_cases` cases of each world size.
 
-    Each has one draw of values, and none of the flags that make ranks repeat the run or record its collectives.
+    Each case has one draw of values, and none of the flags that make ranks repeat the run or record its collectives.
     """
     for size in world_sizes:
         if not prop.is_empty(Space((size,), dtypes)):
@@ -97,7 +97,7 @@ def _drawn(prop: Property, world_size: int, dtypes: tuple[str, ...], num_cases: 
 
 @dataclass
 class _Running:
-    """State of an audit while it runs: the property, the ranks, and the results so far."""
+    """State of an audit while it runs, with the property, the ranks, and the results so far."""
 
     prop: Property
     pool: Pool
@@ -124,7 +124,7 @@ class _Running:
     def audit_case(self, case: Case) -> None:
         """Runs the case without a fault, then once for each fault, and records which faults a claim rejects.
 
-        No fault is tried if a claim fails without a fault, unless that is a known failure.
+        If a claim fails without a fault, no fault is tried, unless the failure is known.
         """
         if self.known.forbids_run(self.prop.subject, case):
             return
@@ -151,9 +151,10 @@ class _Running:
         return is_seen or self.visits >= limits.AUDIT_VISITS * self.found.cases
 
     def _faults(self, case: Case, calls: Sequence[Collective]) -> Iterator[tuple[Fault, Site]]:
-        """Yields (fault, site of the collective that the fault spoils) for each fault to try, one kind after the other.
+        """Yields (fault, site of the spoiled collective) for each fault to try, one kind of fault after the other.
 
-        A thorough audit tries every kind that can change the collective's result, any other audit only decisive kinds.
+        A thorough audit tries every kind of fault that can change the collective's result. Any other audit tries only
+        decisive kinds.
         """
         sites: dict[Site, list[int]] = {}
         for index, call in enumerate(calls):
@@ -193,7 +194,10 @@ class _Running:
         return self.pool.run(self.prop.subject, case, limit_s=limit_s, fault=fault)
 
     def _failures(self, case: Case, replies: Sequence[Reply], *, is_spoiled: bool = False) -> dict[str, str]:
-        """Returns the failures of one run: claim -> kind of failure, or {kind: kind} if the run itself failed."""
+        """Returns claim -> kind of failure, for each failing claim of one run.
+
+        If the run itself failed, the result is {kind: kind}.
+        """
         try:
             arithmetics = load_arithmetics(self.pool.backend.arithmetic)
             verdicts = judge_replies(self.prop.subject, case, replies, self.prop.claims, arithmetics)
@@ -212,7 +216,7 @@ def _answered_within(limit_s: float, replies: Sequence[Reply]) -> bool:
 
 
 def _limit_of_spoiled(limit_s: float, replies: Sequence[Reply]) -> float:
-    """Returns the time limit of a run with a fault, in seconds: several times the duration without a fault."""
+    """Returns the time limit of a run with a fault, in seconds. It is several times the duration without a fault."""
     took_s = max(reply.busy_s for reply in replies)
     return min(limit_s, max(limits.in_proportion(limits.AUDIT_CASE_S, limit_s), SPOILED_TIMES * took_s))
 
@@ -223,10 +227,12 @@ def _calls(replies: Sequence[Reply]) -> tuple[Collective, ...] | None:
 
 
 def representatives(indices: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """Returns a few of the calls at one site: the first, last and middle call, and the first call of each size.
+    """Returns the numbers of a few calls at one site.
 
-    The first call may belong to a set-up, and calls with other sizes may have other purposes.  There are at most
-    limits.AUDIT_CALLS.
+    These are the first, last and middle call, and the first call of each size.
+
+    The first call may belong to a set-up, and calls with other sizes may have other purposes.  The result has at most
+    limits.AUDIT_CALLS numbers.
 
     Args:
         indices: Numbers of the calls.

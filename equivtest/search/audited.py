@@ -1,4 +1,7 @@
-"""Describes the result of a property's audit: the collectives that the subject calls, and which the claims check."""
+"""Describes the result of a property's audit.
+
+The result shows which collectives the subject calls, and which of these the claims check.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class Site:
     """The calls of a subject that have the same kind of collective, phase (forward or backward) and group.
 
     Attributes:
-        group: 'mesh', or the name of the mesh's axis, or the number of ranks.
+        group: The group of the calls: 'mesh', the name of an axis of the mesh, or the number of ranks.
     """
 
     kind: str
@@ -39,12 +42,13 @@ class Audit:
     """The result of a property's audit.
 
     Attributes:
-        cases: Number of cases in which the subject held without a fault, except for known failures.
+        cases: Number of cases in which all claims held without a fault. Known failures do not count as failures.
         left_out: The first failure of each case in which a claim failed without a fault, as 'claim: kind in case'.
         declined: Reason for each case that the program does not support.
         rows: (site, kind of fault) -> number of runs with that fault, and of the runs that a claim rejected.
-        hung: The first site at which a fault hung the program, which ended the audit; '' if none did.
-        without_collectives: The property's reason for calling no collective, or ''.
+        hung: The first site at which a fault hung the program, which ended the audit. It is '' if no fault hung the
+            program.
+        without_collectives: The property's reason why the subject calls no collective, or ''.
     """
 
     subject: str
@@ -63,7 +67,7 @@ class Audit:
 
     @property
     def unseen(self) -> list[Site]:
-        """Sites that no claim checks: in no run did a claim reject a decisive fault there, see `decisive`."""
+        """Sites that no claim checks. At such a site, no claim rejected a decisive fault in any run: see `decisive`."""
         return [site for site in self.sites if not any(self.is_rejected(site, kind) for kind in decisive(site.kind))]
 
     def is_rejected(self, site: Site, kind: str) -> bool:
@@ -78,7 +82,7 @@ class Audit:
 
     @property
     def waits(self) -> str:
-        """Why the audit waits until the property holds; '' if the property held in some case."""
+        """The reason why the audit waits until the property holds. It is '' if the property held in some case."""
         if self.cases or not self.left_out:
             return ""
         return (
@@ -88,9 +92,9 @@ class Audit:
 
     @property
     def problem(self) -> str:
-        """Why the claims show nothing although they hold, and what to do.
+        """The reason why the claims show nothing although they hold, with a remedy.
 
-        It is '' if they show something or no case was tried.
+        The text is '' if the claims show something or no case was tried.
         """
         if self.declined and not self.cases and not self.left_out:
             return (
@@ -132,7 +136,7 @@ class Audit:
 
 
 def unseen_in(audited: Audited) -> tuple[tuple[str, ...], bool]:
-    """Returns (collectives that no claim checks, True if the property shows nothing because of them)."""
+    """Returns (collectives that no claim checks, True if the property shows nothing because of these collectives)."""
     sites = dict.fromkeys(row.collective for row in audited.rows)
     rejected = {(row.collective, row.fault) for row in audited.rows if row.rejected}
     unseen = tuple(
@@ -145,6 +149,6 @@ def unseen_in(audited: Audited) -> tuple[tuple[str, ...], bool]:
 def decisive(kind: str) -> tuple[str, ...]:
     """Returns the decisive kinds of fault for a kind of collective.
 
-    If a claim rejects a decisive fault, the results depend on other ranks' operands.
+    If a claim rejects a decisive fault, the claim checks that results depend on other ranks' operands.
     """
     return ("dropped",) if kind in WITHOUT_OPERAND_OF_ALL else DECISIVE

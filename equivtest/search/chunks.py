@@ -1,7 +1,7 @@
-"""Chooses which cases a search runs: one chunk of a property's cases, chosen before anything runs.
+"""Chooses the cases of a search, which are one chunk of a property's cases. All are chosen before anything runs.
 
-Cases depend on equivtest's own seed alone, so that a commit draws the same cases everywhere. Neither constants of
-imported modules (`equivtest.search.local_constants`) nor settings of a Hypothesis profile change them.
+Cases depend only on equivtest's own seed, so that a commit draws the same cases everywhere. Neither constants of
+imported modules (`equivtest.search.local_constants`) nor settings of a Hypothesis profile change the cases.
 """
 
 from __future__ import annotations
@@ -42,18 +42,20 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Chunk:
-    """The part of a property's cases that one search runs: one world size, a number of cases, one seed.
+    """The part of a property's cases that one search runs, with one world size, a number of cases and one seed.
 
     Attributes:
         seed: 'gate' for the fixed cases of this commit, any other text for other cases.
         per_cell: Number of conclusive verdicts that every claim must get in each cell, by further cases
             (`equivtest.search.filling`).
-        world_sizes: All world sizes of the run; a failure is shrunk to those that are smaller, but at least 2.
-        strength: Strength of the covering array that the cases are taken from; 0 if the cases are random.
-        mixes_worlds: True if the array covers all world sizes; the chunk then has the array's cases of its own world
-            size.
-        depth: Depth of the property's enumeration, if the chunk is a part of an enumeration.
-        examples: Number of the property's examples that the chunk has, from the first on; None: all.
+        world_sizes: All world sizes of the run. A failure is shrunk to smaller ones of these world sizes that are at
+            least 2.
+        strength: Strength of the covering array from which the cases are taken. It is 0 if the cases are random.
+        mixes_worlds: True if the array covers all world sizes. The chunk then has those cases of the array that have
+            the chunk's world size.
+        depth: Depth of the property's enumeration, if the chunk is a part of an enumeration. Otherwise 0.
+        examples: Number of the property's examples that the chunk has, beginning with the first. If None, the chunk has
+            all examples.
     """
 
     world_size: int
@@ -72,7 +74,7 @@ class Chunk:
     def smaller_world_sizes(self) -> list[int]:
         """World sizes to which a failure of the chunk is shrunk, ascending.
 
-        A single rank is left out: it exchanges nothing, so a failure on it has another cause.
+        A single rank is left out, because it exchanges nothing, so that a failure on one rank has another cause.
         """
         return sorted(size for size in self.world_sizes if 1 < size < self.world_size)
 
@@ -90,14 +92,14 @@ def chunk_of(
 
 
 def seed_of(prop: Property, chunk: Chunk) -> int:
-    """Returns a chunk's seed, which depends only on the property, the chunk and its seed text."""
+    """Returns a chunk's seed, which depends only on the property, the chunk and the chunk's seed text."""
     claims = ",".join(claim.name for claim in prop.claims)
     text = f"{chunk.seed}|{prop.subject}|{claims}|{chunk.world_size}|{chunk.index}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
-    """Returns the chunk's cases, each once: the cases of the covering array, or random cases.
+    """Returns the chunk's cases, each case once. These are cases of the covering array, or random cases.
 
     Chunk 0 begins with examples of the property, and ends with a case of each aspect, such as 'uneven', that its other
     cases lack. A part of an enumeration has only the cases that the enumeration lists.
@@ -117,7 +119,7 @@ def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
 
 
 def covering_array_of(prop: Property, chunk: Chunk) -> Array | None:
-    """Returns the covering array that the chunk's cases are taken from; None if they are random.
+    """Returns the covering array from which the chunk's cases are taken, or None if the cases are random.
 
     An array of several world sizes has all usual sizes, even if the run has only some. So the cases of a usual world
     size do not depend on --world-sizes.
@@ -140,16 +142,21 @@ def _covering_array(cases: Any, space: Space, strength: int, seed: int, dangerou
 
 
 def replay_of(prop: Property, chunk: Chunk, case: Case) -> ExampleDatabase | None:
-    """Returns a database that makes Hypothesis begin with `case`; None if the chunk's covering array lacks it."""
+    """Returns a database that makes Hypothesis begin with `case`.
+
+    If the chunk's covering array lacks the case, the result is None.
+    """
     array = covering_array_of(prop, chunk)
     rows = [row for row in array.rows if row.case == case] if array else []
     return _OneExample([index for name, index in rows[0].choices if name != "world_size"]) if rows else None
 
 
 class _OneExample(ExampleDatabase):
-    """A database of Hypothesis with the choices of one example, from which Hypothesis begins; it stores nothing.
+    """A database of Hypothesis with the choices of one example.
 
-    Source of what a choice is: SampledFromStrategy.do_draw (one integer, none for a table of one entry) and
+    Hypothesis begins with these choices. The database stores nothing.
+
+    Source for the form of a choice: SampledFromStrategy.do_draw (one integer, none for a table of one entry) and
     hypothesis.database.choices_to_bytes, Hypothesis 6.170.  A release without that function begins at random.
     """
 

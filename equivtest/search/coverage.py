@@ -1,4 +1,4 @@
-"""Lists which combinations of axis values the cases of a search have, and what each of these cases showed."""
+"""Lists which combinations of axis values the cases of a search have, and the result of each of these cases."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ StateOf = Callable[[Case], CaseState]
 def coverage_of(prop: Property, chunk: Chunk, state_of: StateOf) -> Coverage | None:
     """Returns the cases of the chunk's covering array on the chunk's world size, each with its state.
 
-    It returns None if the chunk's cases are random.
+    If the chunk's cases are random, the result is None.
 
     Args:
-        state_of: Function from a case to what the case showed: 'judged', 'known' or 'open'.
+        state_of: Function from a case to its state: 'judged', 'known' or 'open'.
     """
     array = covering_array_of(prop, chunk)
     if array is None:
@@ -45,7 +45,7 @@ def coverage_of(prop: Property, chunk: Chunk, state_of: StateOf) -> Coverage | N
 def planned_coverage(
     prop: Property, profile: Profile, world_sizes: tuple[int, ...], dtypes: tuple[str, ...], known: KnownFailures
 ) -> tuple[int, list[Coverage]]:
-    """Returns how many cases of a property a run of the profile has, and the coverage of each search; runs nothing."""
+    """Returns how many cases of a property a run of the profile has, and the coverage of each search. Runs nothing."""
 
     def state_of(case: Case) -> CaseState:
         is_known = any(known.match(prop.subject, claim.name, case) for claim in prop.claims)

@@ -1,11 +1,11 @@
-"""Builds covering arrays: few cases in which every combination of values of any two, or any three, axes occurs.
+"""Builds covering arrays, which are few cases with every combination of values of any two, or any three, axes.
 
 The builder is greedy, like AETG (Cohen, Dalal, Fredman, Patton, "The AETG System", IEEE Transactions on Software
 Engineering 23, 1997).  A row is one case.  For each row the builder chooses a combination that no row has yet, and
-tries several cases with it; in half of them every other axis takes the value that adds the most new combinations.  The
-case with the most new combinations becomes the row.  At the end the builder looks for one case that can replace two
-rows.  The family's own function builds each tried case from its tables, so that every row is a valid case.  A
-combination that occurs in no tried case counts as infeasible.
+tries several cases with this combination. In half of these cases every other axis takes the value that adds the most
+new combinations.  The case with the most new combinations becomes the row.  At the end the builder looks for one case
+that can replace two rows.  The family's own function builds each tried case from its tables, so that every row is a
+valid case.  A combination that occurs in no tried case counts as infeasible.
 
 The builder numbers the combinations.  A set of combinations is an int whose bit n stands for combination n, because
 almost all of the builder's time goes into such sets.
@@ -53,7 +53,7 @@ class CoveringRow(NamedTuple):
     """One case of a covering array.
 
     Attributes:
-        values: The value of each axis, in the order in which they were picked.
+        values: The value of each axis, in the order in which the values were picked.
         choices: (axis, index of the entry) of each pick from a table of several entries, in order.
     """
 
@@ -63,10 +63,10 @@ class CoveringRow(NamedTuple):
 
 
 class Array(NamedTuple):
-    """A covering array: few cases in which every feasible combination of values of any `strength` axes occurs.
+    """A covering array, which is few cases with every feasible combination of values of any `strength` axes.
 
     Attributes:
-        rows: Its cases; the first ones cover the most combinations.
+        rows: The cases of the array. The first cases cover the most combinations.
         covered: The combinations that some case has.
         infeasible: The combinations that no tried case had.
     """
@@ -77,13 +77,13 @@ class Array(NamedTuple):
 
 
 def covering_array(build: Build, space: Space, strength: int, seed: int, dangerous: Iterable[str] = ()) -> Array:
-    """Builds a covering array: cases in which every feasible combination of values of any `strength` axes occurs.
+    """Builds cases in which every feasible combination of values of any `strength` axes occurs.
 
     The same arguments give the same array in every process.
 
     Args:
         build: The family's function that builds a case from its tables.
-        dangerous: Names of axes; every combination of values of any three of them occurs too.
+        dangerous: Names of axes. Every combination of values of any three of these axes occurs too.
     """
     return _Builder(build, space, strength, tuple(dangerous), random.Random(seed)).array()
 
@@ -95,8 +95,8 @@ Rate = Callable[[Sequence[Value], Iterable[Value]], list[int]]
 class _Row:
     """Chooses, for one tried case, the entry of each table from which the family picks.
 
-    An axis in the combination `wanted` gets the value that it has there. Any other axis gets the value to which the
-    function `rate` gives the highest number, or a random value if there is no such function.
+    An axis in the combination `wanted` gets its value in this combination. Any other axis gets the value for which the
+    function `rate` returns the highest number, or a random value if there is no such function.
     """
 
     def __init__(self, chance: random.Random, wanted: Combination, rate: Rate | None) -> None:
@@ -129,7 +129,10 @@ class _Row:
         return self.chance.choice(best)
 
     def values_of(self, case: Case) -> Combination:
-        """Returns the values that the case has; the family may have corrected a field after it was picked."""
+        """Returns the values that the case has.
+
+        The family may have changed a field after its value was picked.
+        """
         fields = fields_of(case)
         corrected = (
             (name, self._corrected(name, fields[name]) if name in fields else value)
@@ -155,7 +158,7 @@ class _Row:
 
 @cache
 def _classes(table: tuple[Any, ...], types: tuple[type, ...], label: Label) -> dict[Hashable, tuple[int, ...]]:
-    """Groups the entries of a table by label: returns label -> indices of the entries with that label.
+    """Groups the entries of a table by label. Returns label -> indices of the entries with that label.
 
     `types` keeps apart the cached results for tables that compare equal, such as (True,) and (1,).
     """
@@ -166,7 +169,7 @@ def _classes(table: tuple[Any, ...], types: tuple[type, ...], label: Label) -> d
 
 
 class _Merging:
-    """State while a covering array is made shorter: number -> row, and number -> combinations that the row has."""
+    """State while a covering array is made shorter. It maps numbers to rows, and to the combinations of the rows."""
 
     def __init__(self) -> None:
         self.rows: dict[int, CoveringRow] = {}
@@ -197,7 +200,10 @@ class _Merging:
                 yield one, other, alone[one] | alone[other] | (self.has[one] & self.has[other] & in_two)
 
     def in_order(self) -> list[CoveringRow]:
-        """Returns the rows in a new order: each adds at least as many new combinations as any row after it would."""
+        """Returns the rows in a new order.
+
+        The next row is always one that adds the most new combinations to the rows before it.
+        """
         left, ordered = dict(self.has), []
         while left:
             first = max(left, key=lambda number: left[number].bit_count())
@@ -208,7 +214,7 @@ class _Merging:
 
 
 def _at_least(most: int, sets: Iterable[int]) -> list[int]:
-    """Returns the sets of what is in at least 1, 2, ..., `most` of the given sets."""
+    """Returns, for each number from 1 to `most`, the set of combinations in at least that number of `sets`."""
     found = [0] * most
     for each in sets:
         for place in range(most - 1, 0, -1):
@@ -254,7 +260,10 @@ class _Builder:
         return Array(tuple(self._merged(rows)), tuple(covered), tuple(infeasible))
 
     def _merged(self, rows: Iterable[CoveringRow]) -> list[CoveringRow]:
-        """Returns rows that together have all combinations of `rows`: fewer than `rows` if two rows can be merged."""
+        """Returns rows that together have all combinations of `rows`.
+
+        If two rows can be merged, the result has fewer rows than `rows`.
+        """
         merging = _Merging()
         for row in rows:
             merging.add(row, self._combinations(row.values) & self.covered)
@@ -276,10 +285,10 @@ class _Builder:
         return False
 
     def _list_combinations(self, samples: list[CoveringRow]) -> list[Combination]:
-        """Numbers every combination, and opens those that may be feasible; returns the infeasible combinations.
+        """Numbers every combination, and marks those that may be feasible as open. Returns the infeasible combinations.
 
-        `samples` are random cases. A combination counts as infeasible if no sample has it, although EXPECTED samples or
-        more should have it by the frequencies of its values.
+        `samples` are random cases. A combination counts as infeasible if no sample has it, although by the frequencies
+        of its values EXPECTED samples or more should have it.
         """
         shares = Counter(value for row in samples for value in row.values)
         values: dict[str, list[Value]] = {}
@@ -319,7 +328,7 @@ class _Builder:
     def _best_row(self, target: int) -> CoveringRow | None:
         """Tries TRIES cases with the combination `target`, and returns the one with the most uncovered combinations.
 
-        It returns None if no tried case has the target.
+        If no tried case has the target, the result is None.
         """
         wanted = self.combinations[target]
         tries = [self._try(wanted, self._rates if number % 2 == 0 else None) for number in range(TRIES)]
@@ -328,7 +337,7 @@ class _Builder:
         return max(having, key=operator.itemgetter(1), default=(None, 0))[0]
 
     def _rates(self, values: Sequence[Value], others: Iterable[Value]) -> list[int]:
-        """Returns, for each of the values, how many open combinations it makes alone or with one of the others."""
+        """Returns, for each of `values`, the number of open combinations of the value alone or with one of `others`."""
         pairs, singles = self.having.get(2, {}), self.having.get(1, {})
         with_others = functools.reduce(operator.or_, (pairs.get(other, 0) for other in others), 0)
         return [

@@ -1,4 +1,4 @@
-"""Separates torch's failures from the backend's: a failing case runs once more on gloo and the CPU."""
+"""Separates failures of torch from failures of the backend. A failing case runs once more on gloo and the CPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def compare_with_gloo(
 
     Args:
         gloo: Pool of ranks on gloo and the CPU.
-        known: A failure with an entry here gets the reason of the entry.
+        known: Known failures. If a failure has an entry in this list, the verdict has the reason of the entry.
 
     Raises:
         Misuse, BrokenSetup: the case cannot run on gloo and the CPU.
@@ -61,8 +61,8 @@ def fails_alike(verdict: Verdict, other: Verdict) -> bool:
 
     Each wrong tensor of `verdict` must be wrong in `other` too, with the same worst element, or with the same numbers
     of wrong elements on each rank, because roundings may decide which element is the worst.  A mismatch of a whole
-    tensor, such as a wrong shape, must have the same result. If a rank raised, the exceptions must be equal.  A rank
-    that is silent or lost shows no tensor, so its failure is never alike.
+    tensor, such as a wrong shape, must have the same result. If a rank raised, the exceptions must be equal. If a rank
+    is silent or lost, it shows no tensor, so the result is False.
     """
     same = (verdict.claim, verdict.kind, verdict.draw) == (other.claim, other.kind, other.draw)
     if not same or not other.failed:

@@ -1,7 +1,9 @@
-"""Adds cases to a search whose own cases give too few conclusions in a cell: a dtype, a kind of shards and a claim.
+"""Adds cases to a search whose own cases give too few conclusions in a cell.
 
-Before anything runs, further cases are drawn; a case is kept if it helps a cell that lacks draws.  After the judgement,
-more cases are drawn for cells with too many inconclusive verdicts. Which cells these are may depend on the machine.
+A cell is a combination of a dtype, a shard kind and a claim.
+
+Before anything runs, further cases are drawn, and a case is kept if it helps a cell that lacks draws. After the
+judgement, more cases are drawn for cells with too many inconclusive verdicts. These cells may depend on the machine.
 """
 
 from __future__ import annotations
@@ -41,19 +43,19 @@ IsJudged = Callable[[Case, str], bool]
 
 
 def always(case: Case, claim: str) -> bool:
-    """Returns True: every claim will be judged on every case."""
+    """Returns True, which says that every claim will be judged on every case."""
     return True
 
 
 def fill(
     prop: Property, chunk: Chunk, cases: Collection[Case], missing: Counter[Cell], is_judged: IsJudged = always
 ) -> list[Case]:
-    """Draws further cases, and returns those that help: each has draws in a cell that lacks draws on a claim.
+    """Draws further cases, and returns those with draws in a cell that lacks draws on a claim.
 
     Args:
         cases: Cases that the search already has.
         missing: Number of draws that each cell lacks.
-        is_judged: Function of (case, name of a claim): True if the claim judges the case's draws.
+        is_judged: Function (case, name of a claim) -> True if the claim judges the case's draws.
     """
     seen, helpless, batch = set(cases), 0, 0
     found: list[Case] = []
@@ -75,7 +77,7 @@ def short_of_draws(prop: Property, chunk: Chunk, cases: Iterable[Case], is_judge
     """Counts for each required cell how many draws the cases lack, if each cell needs the chunk's `per_cell` draws.
 
     Args:
-        is_judged: Function of (case, name of a claim): True if the claim judges the case's draws.
+        is_judged: Function (case, name of a claim) -> True if the claim judges the case's draws.
     """
     missing = Counter(dict.fromkeys(cells_of(prop, chunk), chunk.per_cell))
     for case in cases:
@@ -151,7 +153,7 @@ def draws_by_cell(prop: Property, case: Case, is_judged: Callable[[Case, str], b
     """Counts for each cell how many draws of a case are judged on the cell's claim.
 
     Args:
-        is_judged: Function of (case, name of a claim): True if the claim judges the case's draws.
+        is_judged: Function (case, name of a claim) -> True if the claim judges the case's draws.
     """
     found = Counter[Cell]()
     for claim in prop.claims:

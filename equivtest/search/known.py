@@ -1,4 +1,4 @@
-"""Reads lists of known failures from files; an entry says that a claim is known to fail on some cases."""
+"""Reads lists of known failures from files. An entry says that a claim is known to fail on some cases."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def asked(case: Case, name: str) -> Callable[[Case], Any] | None:
     """Returns the function that computes a named quantity of a case, for conditions of `where`.
 
     A name means a field or property of the case, or a predicate. Predicates are the public functions of the module
-    `known` in the package of the case's class; after these come the predicates of its base classes.  A predicate
-    computes a fact that only lists of known failures use, so the case class has no property for it.  The result is None
-    if nothing has the name.
+    `known` in the package of the case's class, and then in the packages of its base classes.  A predicate computes a
+    fact that only lists of known failures use, so the case class has no property for it.  If there is no such field,
+    property or predicate, the result is None.
     """
     of_class = getattr(type(case), name, None)
     if name in defaults_of(type(case)):
@@ -84,7 +84,7 @@ class Condition:
     right_is_field: bool = False
 
     def holds(self, case: Case) -> bool:
-        """True if `case` satisfies the condition; False for a case without a quantity of that name.
+        """True if `case` satisfies the condition. If the case has no quantity of that name, the result is False.
 
         Raises:
             TypeError: the two sides cannot be compared.
@@ -114,7 +114,7 @@ class _Entry:
 
 @dataclass(frozen=True)
 class KnownFailure(_Entry):
-    """One entry: `claim` on `subject` fails with `kind` on all cases for which the conditions of `where` hold.
+    """One entry. It says that `claim` on `subject` fails with `kind` on all cases that fulfil the conditions `where`.
 
     `number` counts the subject's entries from 1, file by file, in the order in which they are written. `findings` are
     numbers of files in findings/ of this repository; `reason` ends with these numbers.
@@ -150,7 +150,7 @@ class KnownFailure(_Entry):
 
 @dataclass(frozen=True)
 class _Unread(_Entry):
-    """An entry of the shipped list, which is read when its subject is judged; a user's file has one subject."""
+    """An entry of the shipped list that is not read yet. It is read when its subject is judged."""
 
     raw: _Raw
     position: int
@@ -167,10 +167,12 @@ class _Unread(_Entry):
 
 @dataclass(frozen=True)
 class KnownFailures:
-    """The entries of several files, in order: only those about installed versions of packages that have not expired.
+    """The entries of several files, in order.
+
+    Only entries that are about installed versions of packages, and that have not expired, are in it.
 
     Attributes:
-        listed: The entries, read or not.
+        listed: The entries. Some of them may not be read yet.
         expired: Entries about the installed versions that have expired.
     """
 
@@ -179,7 +181,7 @@ class KnownFailures:
 
     @classmethod
     def load(cls, *paths: Path) -> KnownFailures:
-        """Returns the entries of files about installed versions; expired entries are only in `expired`.
+        """Returns the entries of files about installed versions. Expired entries are only in `expired`.
 
         Raises:
             Misuse: a file cannot be read or has a mistake; the message names the entry and the field.
@@ -188,7 +190,7 @@ class KnownFailures:
 
     @classmethod
     def on_day(cls, entries: Iterable[KnownFailure | _Unread], day: datetime.date) -> KnownFailures:
-        """Returns the entries about installed versions; entries that expired before `day` are only in `expired`."""
+        """Returns the entries about installed versions. Entries that expired before `day` are only in `expired`."""
         found = [entry for entry in entries if entry.of_installed]
         expired = tuple(_read(entry) for entry in found if entry.has_expired(day))
         return cls(tuple(entry for entry in found if not entry.has_expired(day)), expired)
@@ -200,7 +202,7 @@ class KnownFailures:
 
     @cached_property
     def own(self) -> KnownFailures:
-        """The entries of the user's own lists, without the shipped ones."""
+        """The entries of your own lists, without the entries of the shipped list."""
         return replace(self, listed=tuple(entry for entry in self.entries if not entry.is_shipped))
 
     def of(self, subject: str) -> tuple[KnownFailure, ...]:
@@ -217,7 +219,7 @@ class KnownFailures:
         """Returns the first entry that says that `claim` fails on `case`, or None.
 
         Args:
-            kind: Only entries with this kind of failure count; None: any kind.
+            kind: Kind of failure of the entry. If None, entries of any kind count.
         """
         found = (e for e in self.of(subject) if e.claim == claim or e.kind in WHOLE_RUN)
         return next((e for e in found if kind in (None, e.kind) and e.covers(case)), None)
@@ -225,7 +227,7 @@ class KnownFailures:
     def of_fault(self, fault: Finding) -> KnownFailure | None:
         """Returns the entry about a collective that a probe found wrong, or None.
 
-        It is an entry of the subject `collectives`, which calls each collective alone.
+        Such an entry is about the subject `collectives`, which calls each collective alone.
         """
         code = f"CollectivesCase(world_size={fault.world_size}, dtype={fault.dtype!r}, collectives=({fault.name!r},))"
         try:
@@ -240,7 +242,7 @@ class KnownFailures:
 
 
 def known_state(entry: KnownFailure, state: str) -> KnownState:
-    """Returns what a report shows about an entry; `state` is the result of the entry's smallest case."""
+    """Returns the `KnownState` of an entry for a report. `state` is the result of the entry's smallest case."""
     return KnownState(
         id=entry.id,
         claim=entry.claim,
@@ -258,7 +260,7 @@ def today() -> datetime.date:
 
 
 def read_entries(*paths: Path) -> list[KnownFailure]:
-    """Returns all entries of the files, also those about versions that are not installed.
+    """Returns all entries of the files, with the entries about versions that are not installed.
 
     Raises:
         Misuse: a file cannot be read or has a mistake; the message names the entry and the field.
@@ -267,7 +269,7 @@ def read_entries(*paths: Path) -> list[KnownFailure]:
 
 
 def _listed(*paths: Path) -> list[KnownFailure | _Unread]:
-    """Returns all entries of the files, those of the shipped list unread."""
+    """Returns all entries of the files. Entries of the shipped list are not read yet."""
     numbers: Counter[str] = Counter()
     return [entry for path in paths for entry in _entries_in(path, numbers)]
 
@@ -277,7 +279,7 @@ def _read(entry: KnownFailure | _Unread) -> KnownFailure:
 
 
 def _entries_in(path: Path, numbers: Counter[str]) -> Sequence[KnownFailure | _Unread]:
-    """Returns all entries of one file; `numbers` counts, for each subject, the entries of the files before it."""
+    """Returns all entries of one file. `numbers` has, for each subject, the number of entries in earlier files."""
     try:
         data = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
@@ -300,11 +302,11 @@ def _unread(listed: Sequence[object], numbers: Counter[str]) -> list[_Unread]:
 
 
 def entries_of(listed: Sequence[object], name: str, numbers: Counter[str]) -> list[KnownFailure]:
-    """Checks entries that a file's reader has parsed, and returns them as `KnownFailure`s.
+    """Checks the parsed entries of a file, and returns them as `KnownFailure`s.
 
     Args:
         name: Name of the entries' file, for messages.
-        numbers: Subject -> number of entries before these.
+        numbers: Subject -> number of entries before the entries in `listed`.
 
     Raises:
         Misuse: an entry has a mistake.
@@ -321,7 +323,7 @@ def entries_of(listed: Sequence[object], name: str, numbers: Counter[str]) -> li
 
 @contextmanager
 def _naming(name: str, position: int) -> Iterator[None]:
-    """Adds the file and the position of an entry to the message about a mistake in it."""
+    """Adds the file and the position of an entry to the message about a mistake in the entry."""
     try:
         yield
     except (Misuse, msgspec.ValidationError) as error:
@@ -408,7 +410,10 @@ def _is_installed(name: str, specifier: str) -> bool:
 
 @cache
 def _installed_version(name: str) -> str:
-    """Returns the installed version of a package, or ''; cached, because a call reads a lot of metadata."""
+    """Returns the installed version of a package, or ''.
+
+    The result is cached, because a call reads a lot of metadata.
+    """
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -416,7 +421,10 @@ def _installed_version(name: str) -> str:
 
 
 def _known_claims() -> tuple[str, ...]:
-    """Returns the name of every claim; it is called only for a file with entries, because claims import torch."""
+    """Returns the name of every claim.
+
+    The function is called only for a file with entries, because claims import torch.
+    """
     from equivtest.verdicts.claims import CLAIMS
 
     return tuple(CLAIMS)

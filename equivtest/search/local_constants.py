@@ -1,4 +1,4 @@
-"""Makes Hypothesis draw without constants of imported modules, so that cases do not depend on what else is imported.
+"""Makes Hypothesis draw without constants of imported modules, so that cases do not depend on other imports.
 
 Hypothesis mixes integers, floats, bytes and strings that it finds in local modules (all except the standard library's
 and those in site-packages) into its draws, including indices of tables with more than a hundred entries.  Hypothesis
@@ -26,7 +26,7 @@ CACHE_SIZE = 1024  # as Hypothesis' own
 class _NoConstants:
     """An empty replacement for Hypothesis' table of constants by type.
 
-    Hypothesis looks a type up by a method (since 6.131.9) or by a key (before).
+    Hypothesis looks a type up by a method since release 6.131.9, and by a key in earlier releases.
     """
 
     def set_for_type(self, choice_type: object) -> tuple[()]:
@@ -37,7 +37,10 @@ class _NoConstants:
 
 @contextlib.contextmanager
 def no_local_constants() -> Iterator[None]:
-    """Makes Hypothesis' draws independent of imported modules while the context lasts; other code draws as before."""
+    """Makes Hypothesis' draws independent of imported modules while the context lasts.
+
+    Draws outside of the context do not change.
+    """
     if hypothesis.__version_info__ < SINCE:
         yield
         return

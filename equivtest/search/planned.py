@@ -29,8 +29,8 @@ def pinned_sizes(
 ) -> tuple[int, ...]:
     """Returns the world sizes of the property's examples that are larger than every world size of the profile.
 
-    The result is () in a profile that is a first look. It is () too if the number of ranks is limited: by
-    --world-sizes, by the number of devices, or by the slots on other hosts.
+    The result is () in a profile that is a first look. It is also () if --world-sizes, the number of devices or the
+    slots on other hosts limit the number of ranks.
 
     Args:
         is_limited: True if devices or slots limit the number of ranks.

@@ -1,4 +1,7 @@
-"""Writes, reads and runs replay files: each stores one failing case, so that another process can run it again."""
+"""Writes, reads and runs replay files.
+
+Each replay file stores one failing case, so that another process can run the case again.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class ReplayFile(msgspec.Struct, frozen=True, kw_only=True):
         schema: Version of this form.
         case: The case as `equivtest.cases.case.to_data` writes it.
         limit_s: Seconds that one run of the case may take.
-        backend: Name and device of the backend, and how its ranks are started.
+        backend: Name and device of the backend, and the way in which its ranks are started.
         message: The whole message of the failure.
         versions: Versions of torch and Python.
     """
@@ -53,7 +56,7 @@ _KEYS = {"schema", "subject", "claim", "kind", "case", "backend"}
 
 
 def write_replay(verdict: Verdict, backend: Backend, directory: Path) -> Path:
-    """Writes the failure to a file in `directory`, under a name made from the failure; returns the file's path."""
+    """Writes the failure to a file in `directory`, under a name made from the failure. Returns the file's path."""
     data = ReplayFile(
         schema=SCHEMA_VERSION,
         subject=verdict.subject,
@@ -128,7 +131,7 @@ def replay(data: dict[str, Any], pool: Pool, *, path: str = "") -> tuple[bool, s
         (True if the claim still fails, a message that describes the result).
 
     Raises:
-        BrokenSetup, Misuse: the run proves nothing either way, see `require_conclusion`.
+        BrokenSetup, Misuse: the run shows neither that the claim fails nor that it holds: see `require_conclusion`.
     """
     case = from_data(data["case"])
     verdicts = judge(data["subject"], case, pool, [CLAIMS[data["claim"]]], limit_s=data["limit_s"])

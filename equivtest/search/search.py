@@ -1,7 +1,9 @@
-"""Searches one chunk of a property's cases: draws cases, runs them, judges every claim, shrinks what fails.
+"""Searches one chunk of a property's cases.
 
-All claims are judged from one run of each case; then each failing (claim, kind) is shrunk separately, so that no
-failure masks another.
+A search draws and runs cases, judges every claim, and shrinks failures.
+
+All claims are judged from one run of each case. Then each failing (claim, kind) is shrunk separately, so that no
+failure masks another failure.
 """
 
 from __future__ import annotations
@@ -50,12 +52,13 @@ class Findings:
     """Results of a search.
 
     Attributes:
-        records: One per case and draw of values.
+        records: One record per case and draw of values.
         failures: The shrunk failure of each failing (claim, kind).
         seconds: Wall-clock time of the search.
-        misuse: The mistake in the subject or the property that ended the search early; '' if there was none.
+        misuse: The mistake in the subject or the property that ended the search early. It is '' if there was no
+            mistake.
         left_out: Dtype of the chunk in which no case of the property can be judged -> the reason, or ''.
-        coverage: The cases of the chunk's covering array, and what each showed; None if the cases are random.
+        coverage: The cases of the chunk's covering array, with their results. None if the cases are random.
         cut: Number of cases that were left out because the time was over.
     """
 
@@ -69,7 +72,7 @@ class Findings:
 
 
 def never(case: Case) -> bool:
-    """Returns False for every case: the default `is_enough`."""
+    """Returns False for every case. This is the default of `is_enough`."""
     return False
 
 
@@ -85,19 +88,19 @@ def search(
     until_s: float = math.inf,
     gloo: Callable[[], Pool] | None = None,
 ) -> Findings:
-    """Runs and judges every case of a chunk, and shrinks what fails.
+    """Runs and judges every case of a chunk, and shrinks the failures.
 
-    A Misuse raised by the subject or the property stops the search; findings so far are still returned.
+    If the subject or the property raises a Misuse, the search stops, and the findings so far are returned.
 
     Args:
-        failures_dir: Directory for replay files, which is made when the first file is written.
+        failures_dir: Directory for replay files. The directory is made when the first file is written.
         only: The (claim, kind) of the only failure of interest. The first such failure ends the run, and no other
-            failure is shrunk. Its message then has no cause, and no history of earlier cases.
-        is_enough: True for a failing case that is small enough for shrinking to end there.
-        until_s: Time by time.monotonic() after which no case begins. If it is finite, the cases that cover the most
-            combinations run first, and examples last.
-        gloo: Returns a pool of gloo on the CPU, on which cases that fail on another backend run again; None if the
-            backend is gloo on the CPU.
+            failure is shrunk. The failure's message then has no cause, and no history of earlier cases.
+        is_enough: Function that returns True if a failing case is so small that shrinking can end.
+        until_s: Time by time.monotonic() after which no case begins. If this time is finite, the cases that cover the
+            most combinations run first, and examples run last.
+        gloo: Function that returns a pool of gloo on the CPU, on which cases that fail on another backend run again.
+            None if the backend is gloo on the CPU.
     """
     started_s = time.monotonic()
     running = Searching(prop, chunk, pool, known, only, is_enough, until_s, gloo)
@@ -128,7 +131,7 @@ def _write_up(smallest: Verdict, pool: Pool, failures_dir: Path) -> Failure:
 
 
 class _Enough(BaseException):
-    """Raised at a failure to end Hypothesis' search: it is no Exception, so Hypothesis does not catch it."""
+    """Raised at a failure to end Hypothesis' search. The class is no Exception, so Hypothesis does not catch it."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__()
@@ -137,7 +140,7 @@ class _Enough(BaseException):
 
 @dataclass
 class Searching:
-    """State of a search while it runs: the property, the ranks, and what each case has shown so far."""
+    """State of a search while it runs, with the property, the ranks, and the results of the cases so far."""
 
     prop: Property
     chunk: Chunk
@@ -156,13 +159,13 @@ class Searching:
     cut: int = 0
 
     def coverage(self) -> Coverage | None:
-        """Returns which part of the chunk's covering array is covered; None if there is no array or no case."""
+        """Returns which part of the chunk's covering array is covered, or None if there is no array or no case."""
         if self.left_out and self.prop.is_empty(self.chunk.space):
             return None
         return coverage_of(self.prop, self.chunk, lambda case: self.states.get(case, "open"))
 
     def run(self) -> str:
-        """Runs and judges the chunk's cases; returns the mistake that ended the search early, or ''."""
+        """Runs and judges the chunk's cases. Returns the mistake that ended the search early, or ''."""
         try:
             self.prop = resolved(self.prop, self.pool, self.chunk.space)
             self.left_out = self.prop.left_out(self.chunk.space)
@@ -192,10 +195,12 @@ class Searching:
             self.judge_cases(further)
 
     def judge_cases(self, cases: Sequence[Case]) -> None:
-        """Runs and judges the cases in order; with `only`, it stops at the first failure of that claim and kind.
+        """Runs and judges the cases in order.
 
-        It also records the cases that a known failure forbids to run. If the backend refuses one collective of a case,
-        the case runs again without that collective.
+        If `only` is set, the method stops at the first failure of that claim and kind.
+
+        The method also records the cases that a known failure forbids to run. If the backend refuses one collective of
+        a case, the case runs again without that collective.
         """
         barred = {case: entry for case in cases if (entry := self.known.forbids_run(self.prop.subject, case))}
         self.states |= dict.fromkeys(barred, "known")
@@ -214,7 +219,10 @@ class Searching:
             self.judge_cases(further)
 
     def _runs(self, cases: Sequence[Case]) -> Iterable[tuple[Case, list[Reply]]]:
-        """Yields each case with its replies; with `only`, no case runs before the previous one is judged."""
+        """Yields each case with its replies.
+
+        If `only` is set, no case runs before the previous case is judged.
+        """
         if self.only is None:
             return self.pool.run_all(self.prop.subject, self._in_time(cases), limit_s=self.prop.limit_s)
         return ((case, self._run(case, "")) for case in cases)
@@ -245,8 +253,8 @@ class Searching:
     def with_history(self, failure: Verdict) -> Verdict:
         """Returns the failure, with one more line if its case does not fail when it runs alone in new ranks.
 
-        A case that timed out gets a shorter limit when it runs alone, see `_run`; if it exceeds that too, no line is
-        added.
+        A case that timed out gets a shorter limit when it runs alone: see `_run`. If the case exceeds the shorter limit
+        too, no line is added.
         """
         case = failure.case
         earlier = [
@@ -265,7 +273,7 @@ class Searching:
         return replace(failure, history=f"the case {what} alone in new ranks; it failed after {visits}{first}")
 
     def _run(self, case: Case, kind: str) -> list[Reply]:
-        """Runs a case once more and returns the replies; the search wants to see a failure of `kind` again.
+        """Runs a case once more, to see a failure of `kind` again, and returns the replies.
 
         If `kind` is a time-out, the time limit is shorter than the property's.
         """
@@ -280,7 +288,7 @@ class Searching:
         """Returns the verdicts on one run of a case, and records failures except known ones.
 
         Args:
-            only: Judge only the claim of this (claim, kind).
+            only: A (claim, kind). If it is not None, only its claim is judged.
         """
         verdicts = [self._unless_known(verdict) for verdict in self._verdicts(case, replies, only)]
         if self.gloo is not None and any(verdict.failed for verdict in verdicts):
@@ -303,7 +311,7 @@ class Searching:
         return [replace(verdict, limit_s=self.prop.limit_s) for verdict in verdicts]
 
     def _unless_known(self, verdict: Verdict) -> Verdict:
-        """Marks a failure as known if an entry says so; a shipped entry counts only on gloo and the CPU."""
+        """Marks a failure as known if a list has an entry for it. A shipped entry counts only on gloo and the CPU."""
         if not verdict.failed:
             return verdict
         known = self.known if self.gloo is None else self.known.own
@@ -311,7 +319,10 @@ class Searching:
         return verdict if entry is None else as_known(verdict, entry.reason)
 
     def targets(self) -> Iterator[Target]:
-        """Yields each failing (claim, kind) once, including those that first fail while another failure is shrunk."""
+        """Yields each failing (claim, kind) once.
+
+        Some of these may first fail while another failure is shrunk.
+        """
         done: set[Target] = set()
         while waiting := [target for target in self.failing if target not in done]:
             done.add(waiting[0])
@@ -380,7 +391,7 @@ class Searching:
         return None
 
     def _look(self, case: Case, target: Target, until_s: float) -> Verdict | None:
-        """Returns the target's failure if `case` shows it, else None; after the time limit it runs no new case."""
+        """Returns the target's failure if `case` shows it, or None. After the time limit no new case runs."""
         if case not in self.seen:
             if time.monotonic() > until_s or self.known.forbids_run(self.prop.subject, case):
                 return None
@@ -391,7 +402,11 @@ class Searching:
 
 
 def state_of(verdicts: Iterable[str]) -> CaseState:
-    """Returns 'known' if some verdict is a known failure, 'judged' if some verdict is conclusive, else 'open'."""
+    """Returns the state of a case with these verdicts.
+
+    The state is 'known' if some verdict is a known failure. Otherwise it is 'judged' if some verdict is conclusive, and
+    'open' if none is.
+    """
     kinds = set(verdicts)
     return "known" if "known" in kinds else "judged" if kinds.intersection(CONCLUSIVE) else "open"
 
@@ -403,13 +418,16 @@ def _of_tries(limit_s: float, of_a_run_s: float) -> str:
 
 
 def barred_records(subject: str, case: Case, entry: KnownFailure) -> list[Record]:
-    """Returns the records of a case that is not run, because the known failure `entry` forbids it."""
+    """Returns the records of a case that does not run because the known failure `entry` forbids to run it."""
     judgement = Judgement("known")
     verdict = Verdict(claim=entry.claim, subject=subject, case=case, judgement=judgement, known=entry.reason)
     return records_of(case, [verdict], [])
 
 
 def rest_of(case: Case, refused: Collection[str]) -> list[Case]:
-    """Returns [variant of the case without the collectives that the backend refused]; [] without such a variant."""
+    """Returns a list with the variant of the case that calls none of the `refused` collectives.
+
+    If the case has no such variant, the list is empty.
+    """
     rest = case.without(set(refused)) if refused else None
     return [] if rest is None else [rest]

@@ -144,7 +144,7 @@ class FaultyGroup(_Group):  # type: ignore[misc]
         return work if _visit.watch is None else _visit.watch.coalesced(work)
 
     def _call(self, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
-        """Passes one call on to the real group, or spoils it if it is the planned one; returns the work of the call.
+        """Passes one call on to the real group, or spoils the planned call. Returns the work of the call.
 
         Calls are numbered in order. A call on a group of one rank is never spoiled, and gets no number.
         """

@@ -1,4 +1,4 @@
-"""Converts a report to CTRF, the Common Test Report Format: one test for each claim of each property.
+"""Converts a report to CTRF, the Common Test Report Format, with one test for each claim of each property.
 
 Source: schema/ctrf.schema.json of ctrf-io/ctrf, version 0.0.0 of its specification.
 """
@@ -39,7 +39,10 @@ def as_ctrf(run: Run) -> str:
 
 
 def _test(result: Result) -> dict[str, Any]:
-    """Returns one test in the form of CTRF; its duration is 0, because all claims are judged from the same runs."""
+    """Returns one test in the form of CTRF.
+
+    Its duration is 0, because all claims are judged from the same runs.
+    """
     test: dict[str, Any] = {
         "name": result.name,
         "status": STATUS[result.outcome],

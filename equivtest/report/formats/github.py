@@ -1,4 +1,4 @@
-"""Converts a report for GitHub Actions: to annotations of a step, and to the step's summary.
+"""Converts a report to annotations of a step of GitHub Actions, and to the step's summary.
 
 Sources: "Workflow commands for GitHub Actions" of GitHub's documentation, by which a step's summary has at most 1 MiB;
 and actions/toolkit, whose `command.ts` says which characters a command escapes and whose documentation of problem
@@ -21,7 +21,10 @@ MAX_MESSAGE_BYTES = 8 * 1024
 
 
 def as_annotations(run: Run) -> str:
-    """Returns GitHub's workflow commands: one error for each subject with a failing claim, at most MAX_ANNOTATIONS."""
+    """Returns GitHub's workflow commands.
+
+    There is one error for each subject with a failing claim, and at most MAX_ANNOTATIONS errors.
+    """
     by_subject: dict[str, list[Result]] = {}
     for result in results_in(run, ("failed",)):
         by_subject.setdefault(result.listed.subject, []).append(result)
@@ -40,9 +43,9 @@ def _annotation(run: Run, subject: str, results: list[Result]) -> str:
 
 
 def _path(run: Run, path: str) -> str:
-    """Returns the path of a property's file relative to the checkout, which GitHub wants.
+    """Returns the path of a property's file relative to the checkout, as GitHub requires.
 
-    A path outside the checkout stays as it is.
+    A path outside the checkout stays unchanged.
     """
     whole = Path(str(run.environment.get("rootdir", "")), path)
     checkout = os.environ.get("GITHUB_WORKSPACE") or os.getcwd()
@@ -57,7 +60,7 @@ def _escaped(text: str, also: str = "") -> str:
 
 
 def as_markdown(run: Run) -> str:
-    """Returns the summary of a step as Markdown: first what failed, then the counts of each property."""
+    """Returns the summary of a step as Markdown, with the failures first and then the counts of each property."""
     environment, tallies = run.environment, run.results.ordered()
     failed = results_in(run, ("failed",))
     parts = [
@@ -88,7 +91,10 @@ def _cell(text: str) -> str:
 
 
 def _failure(result: Result) -> str:
-    """Returns a heading and the failure's message as a code block; its fence is longer than any in the message."""
+    """Returns a heading and the failure's message as a code block.
+
+    The fence of the block is longer than any fence in the message.
+    """
     fence = "`" * 7
     message = cut_bytes(result.text, MAX_MESSAGE_BYTES).replace(fence, "'" * 7)
     return f"### {_cell(result.name)}\n\n{fence}text\n{message}\n{fence}\n"

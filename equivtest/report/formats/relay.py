@@ -30,7 +30,10 @@ torch's."""
 
 
 def as_outputs(run: Run) -> str:
-    """Returns the lines for $GITHUB_OUTPUT: test-results, failed-tests-detail and triage-verdict, each as NAME=JSON."""
+    """Returns the lines for $GITHUB_OUTPUT, each as NAME=JSON.
+
+    The names are test-results, failed-tests-detail and triage-verdict.
+    """
     failed = results_in(run, ("failed",))
     counts = Counter(result.outcome for result in results_in(run))
     outputs: dict[str, Any] = {
@@ -54,7 +57,7 @@ def _detail(result: Result) -> dict[str, str]:
 
 
 def verdict_on(run: Run, failed: Sequence[Result]) -> dict[str, Any]:
-    """Returns the relay's triage verdict: who is to blame for the failing claims, how surely, and the evidence."""
+    """Returns the relay's triage verdict, with the cause of the failing claims, its confidence, and the evidence."""
     failures = [failure for result in failed for failure in result.failures]
     category, confidence = _blame(run, failures)
     names = ", ".join(dict.fromkeys(result.name for result in failed))
@@ -82,9 +85,8 @@ def _evidence(result: Result) -> dict[str, str]:
 def _blame(run: Run, failures: Sequence[Failure]) -> tuple[str, str]:
     """Returns (category, confidence) of the cause of a run's failures, such as ('backend', 'high').
 
-    All failures have to agree: if only their categories are equal, the confidence is 'low', and if the categories
-    differ, the result is ('unknown', 'low'). A failure that did not repeat in new ranks is a 'flake', because it
-    depends on earlier cases.
+    If only the categories of all failures are equal, the confidence is 'low'. If the categories differ, the result is
+    ('unknown', 'low'). A failure that did not repeat in new ranks is a 'flake', because it depends on earlier cases.
     """
     if run.results.faults:
         return "backend", "high"

@@ -1,4 +1,4 @@
-"""Lists one result for each claim of each property of a run; all formats are made from this list."""
+"""Lists one result for each claim of each property of a run. All formats are made from this list."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Result:
     """The result of one claim of one property.
 
     Attributes:
-        text: Full messages of the claim's failures, or why nothing was concluded.
+        text: Full messages of the claim's failures, or the reason why there is no conclusion.
         failures: The smallest failing cases that the searches found.
     """
 
@@ -36,7 +36,10 @@ class Result:
 
 
 def results_in(run: Run, outcomes: Collection[str] = ()) -> list[Result]:
-    """Returns the results in order of property and claim; only those with one of `outcomes`, if any are given."""
+    """Returns the results in order of property and claim.
+
+    If `outcomes` is not empty, only results with one of these outcomes are returned.
+    """
     return [
         Result(
             tally.listed,
@@ -52,5 +55,5 @@ def results_in(run: Run, outcomes: Collection[str] = ()) -> list[Result]:
 
 
 def cut_bytes(text: str, size_bytes: int) -> str:
-    """Returns the beginning of a text that takes at most `size_bytes` bytes in UTF-8."""
+    """Returns the longest beginning of a text that has at most `size_bytes` bytes in UTF-8."""
     return text.encode()[:size_bytes].decode(errors="ignore")
