@@ -346,5 +346,6 @@ def _reason_against_parts(case: ModuleCase) -> Misuse | None:
     except PropertyMisuse:
         raise
     except Misuse as error:
-        return error.with_traceback(None)  # its frames hold every tensor of the run
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)  # the frames of all of them hold every tensor of the run
     return None

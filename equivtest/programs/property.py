@@ -144,7 +144,7 @@ def _arguments(
     require_shapes(inputs, "inputs")
     require(
         not sizes and not positional,
-        "sizes= and positional= need inputs with names, inputs={'x': real('batch', 3)}, got a list of shapes",
+        "sizes= and positional= need inputs with names, inputs={'x': real(('batch', 3))}, got a list of shapes",
     )
     return "x_shape", tuple(map(tuple, inputs or ())), ()
 

@@ -14,6 +14,8 @@ import pytest
 
 from equivtest.pytest_plugin.pools import start_server
 
+_THRESHOLDS = gc.get_threshold()
+
 
 def pytest_configure(config: pytest.Config) -> None:
     controls_workers = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
@@ -24,9 +26,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
-    gc.set_threshold(50_000)
+    gc.set_threshold(50_000, *_THRESHOLDS[1:])
     gc.enable()
 
 
 def pytest_unconfigure() -> None:
+    gc.set_threshold(*_THRESHOLDS)
     gc.enable()

@@ -47,6 +47,16 @@ class Backend:
         """True for gloo on the CPU. Failing cases of any other backend run again on gloo and the CPU for comparison."""
         return (self.name, self.device) == ("gloo", "cpu")
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables of ranks and of the server that forks the ranks: on the CPU they hide CUDA's cards.
+
+        If torch sees no card, torch starts no thread for a card, so ranks can be forked on a machine with cards too.
+        Source: CUDA C++ Programming Guide, "CUDA Environment Variables"; Engine::start_device_threads of
+        torch/csrc/autograd/engine.cpp (2.13.0).
+        """
+        return {"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {}
+
     def validate(self) -> None:
         """Checks in this process that torch knows the backend and has the device.
 

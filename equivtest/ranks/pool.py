@@ -26,7 +26,6 @@ from equivtest.ranks.messages import NO_FAULT, Fault, Ready
 from equivtest.ranks.process import Launcher
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.support import Finding, Support, as_supported, ended_by
-from equivtest.ranks.surroundings import NO_CARD
 from equivtest.ranks.world import World
 
 
@@ -108,7 +107,7 @@ class Pool:
             self.backend.validate()
         self._max_worlds = max_worlds
         self._visit = visit
-        self._environment = dict(environment or {})
+        self._environment = {**self.backend.environment, **(environment or {})}
         self._worlds: dict[int, World] = {}  # by world size, the most recently used one last
         self._faulty: World | None = None  # the ranks whose groups can spoil collectives; in addition to `_worlds`
         self._support: dict[tuple[int, str], Support] = {}  # by world size and dtype
@@ -394,12 +393,10 @@ class Pool:
 
     def _start_server(self) -> Launcher:
         preload = preloads(self._visit)
-        environment = {**(NO_CARD if self.backend.device == "cpu" else {}), **self._environment}
         if self._hub:
-            return HubServer(
-                self._hub, Config(self.backend.start, self.backend.imports, preload, tuple(environment.items()))
-            )
-        return Server(self.backend.start, self.backend.imports, preload, environment)
+            environment = tuple(self._environment.items())
+            return HubServer(self._hub, Config(self.backend.start, self.backend.imports, preload, environment))
+        return Server(self.backend.start, self.backend.imports, preload, self._environment)
 
     def _close_server(self) -> None:
         if self._lender is None:

@@ -27,13 +27,6 @@ if TYPE_CHECKING:
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Environment variables of ranks and of the server that forks them: no thread may exist before the fork."""
-NO_CARD = {"CUDA_VISIBLE_DEVICES": ""}
-"""Environment variable of a server whose ranks compute on the CPU.
-
-With it torch starts no thread for a card, so ranks can be forked on a machine with cards too.  Source: CUDA C++
-Programming Guide, "CUDA Environment Variables"; Engine::start_device_threads of
-torch/csrc/autograd/engine.cpp (2.13.0).
-"""
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 

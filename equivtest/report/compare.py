@@ -15,7 +15,7 @@ import msgspec
 
 from equivtest.errors import Misuse, shorten
 from equivtest.report.coverage import Combination, Covered
-from equivtest.report.handover import NO_LONGER, Record
+from equivtest.report.handover import NO_LONGER, BackendFault, Record
 from equivtest.report.log import Run
 from equivtest.report.tally import Tally, case_code
 from equivtest.report.text import on_faults
@@ -194,15 +194,26 @@ def _in_tests(old: Run, new: Run, sides: tuple[_Side, _Side]) -> Iterator[Change
 
 def _causes_only_in(run: Run, other: Run) -> list[str]:
     """Describes the causes of failed tests that only the first run has, except failing claims."""
-    faults = [fault for text, fault in run.results.faults.items() if text not in other.results.faults]
+    known = set(map(_kind_of_fault, other.results.faults.values()))
+    faults = [fault for fault in run.results.faults.values() if _kind_of_fault(fault) not in known]
     ids = [id_ for key, id_ in _corrected(run).items() if key not in _corrected(other)]
     return [*on_faults(faults), *[f"known failures that no longer fail: {', '.join(ids)}"] * bool(ids)]
 
 
-def _corrected(run: Run) -> dict[tuple[str, str, str], str]:
-    """Returns (claim, kind, case) -> id of each known failure that no longer fails. Ids may differ between commits."""
+def _kind_of_fault(fault: BackendFault) -> str:
+    """Returns the collective, dtype, number of ranks and kind of a fault; '' for a rank that died between two visits.
+
+    The rest of the text has values, ranks and cases that differ between runs of the same backend.
+    """
+    return fault.text.partition(": ")[0] if fault.collective else ""
+
+
+def _corrected(run: Run) -> dict[tuple[str, str, str, str], str]:
+    """Returns (subject, claim, kind, case) -> id of each known failure that no longer fails; ids differ by commit."""
     return {
-        (each.claim, each.kind, each.case): each.id for each in run.results.ordered_known() if each.state == NO_LONGER
+        (each.id.rpartition("::")[0], each.claim, each.kind, each.case): each.id
+        for each in run.results.ordered_known()
+        if each.state == NO_LONGER
     }
 
 

@@ -68,11 +68,15 @@ def audit(
     sizes = sorted(size for size in world_sizes if size > 1)
     prop = resolved(prop, pool, Space(tuple(sizes), dtypes))
     running = _Running(prop, pool, known, Audit(prop.subject, prop.without_collectives), is_thorough)
+    tried: set[Case] = set()
     for num_cases in (limits.AUDIT_CASES, limits.AUDIT_LAST_CASES):
+        running.visits = 0
         for case in _cases(prop, sizes, dtypes, num_cases):
             if running.is_enough:
                 break
-            running.audit_case(case)
+            if case not in tried:
+                tried.add(case)
+                running.audit_case(case)
         if not running.found.shows_nothing:
             break
     running.found.seconds = time.monotonic() - started_s

@@ -203,7 +203,8 @@ class KnownFailures:
     @cached_property
     def own(self) -> KnownFailures:
         """The entries of your own lists, without the entries of the shipped list."""
-        return replace(self, listed=tuple(entry for entry in self.entries if not entry.is_shipped))
+        own = (entry for entry in self.listed if isinstance(entry, KnownFailure) and not entry.is_shipped)
+        return replace(self, listed=tuple(own))
 
     def of(self, subject: str) -> tuple[KnownFailure, ...]:
         """Returns the entries about `subject`."""

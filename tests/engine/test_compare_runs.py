@@ -88,11 +88,17 @@ def test_new_fault_of_the_backend_counts_as_worse(tmp_path: Path) -> None:
 FAULTY = structs.replace(HOLDS, faults=(BackendFault("all_reduce", "all_reduce of float32 adds nothing"),))
 
 
-def known(number: int, state: str = NO_LONGER) -> Handover:
-    """Returns the state of the known failure with that number."""
-    case = f"LinearCase(in_features={number})"
-    fields = {"claim": "equals_unsharded", "kind": "value", "case": case, "reason": "", "link": "", "state": state}
-    return Handover(known=KnownState(id=f"known_failures::rowwise_linear::{number}", **fields))
+def gives(value: float, dtype: str = "float32") -> Handover:
+    """Returns a run in which a probe of the backend got a wrong value."""
+    text = f"all_reduce of {dtype} on 2 ranks is wrong: rank 0: expected [3.0], got [{value}]"
+    return structs.replace(HOLDS, faults=(BackendFault("all_reduce", text),))
+
+
+def known(number: int, state: str = NO_LONGER, subject: str = "rowwise_linear", case: int | None = None) -> Handover:
+    """Returns the state of the known failure of `subject` with that number, and of the case with that number."""
+    code = f"LinearCase(in_features={case or number})"
+    fields = {"claim": "equals_unsharded", "kind": "value", "case": code, "reason": "", "link": "", "state": state}
+    return Handover(known=KnownState(id=f"known_failures::{subject}::{number}", **fields))
 
 
 FAULT = "the backend is wrong: all_reduce of float32 adds nothing"
@@ -112,8 +118,24 @@ ONE, TWO = (f"known failures that no longer fail: known_failures::rowwise_linear
         ),
         ((FAILS,), (HOLDS, known(1, OTHERWISE)), "worse: all tests: 1 failed -> 1"),
         ((HOLDS, known(1)), (HOLDS, known(1)), ""),
+        ((HOLDS, known(1)), (HOLDS, known(3, case=1)), ""),
+        (
+            (HOLDS, known(1, subject="colwise_linear")),
+            (HOLDS, known(1)),
+            f"worse: all tests: 1 failed -> 1: {ONE}",
+        ),
+        ((gives(1.5),), (gives(7e22),), ""),
+        (
+            (gives(1.5),),
+            (gives(1.5, "float64"),),
+            "worse: all tests: 0 failed -> 0: the backend is wrong: all_reduce of float64 on 2 ranks is wrong: rank 0: "
+            "expected [3.0], got [1.5]",
+        ),
     ],
-    ids=["no longer fails", "fails again", "another entry", "fault for a claim", "fails otherwise", "the same"],
+    ids=[
+        *("no longer fails", "fails again", "another entry", "fault for a claim", "fails otherwise", "the same"),
+        *("other number", "other subject", "other value", "other dtype"),
+    ],
 )
 def test_failed_test_that_is_no_claim_is_listed_with_its_cause(
     tmp_path: Path, old: Sequence[Handover], new: Sequence[Handover], line: str
@@ -210,7 +232,7 @@ def test_differences_between_environments_are_printed_first(tmp_path: Path) -> N
     found = compared(tmp_path, HOLDS, HOLDS, torch="2.12.0", seconds=99.0)
 
     assert found.environments == {"torch": ("2.13.0", "2.12.0")}
-    assert in_words(found)[0] == "torch: 2.13.0 -> 2.12.0" and in_words(found)[-1] == "the same"
+    assert in_words(found)[0] == "torch: 2.13.0 -> 2.12.0" and in_words(found)[-1] == "no change"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -21,6 +23,7 @@ import torch
 from equivtest.base import limits
 from equivtest.base.users_code import digest_of
 from equivtest.errors import BrokenSetup, Misuse
+from equivtest.pytest_plugin import pools
 from equivtest.ranks import scratch
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.first_cause import first_cause
@@ -502,6 +505,21 @@ def test_ranks_on_the_cpu_are_forked_although_the_machine_has_accelerators() -> 
     with Pool(visit=THREADS, environment={AS_CARD: "1"}) as pool:
         assert outcomes(pool.run("runs_backward", TWO)) == ["answered"] * 2
         assert pool.start == "forkserver"
+
+
+def test_run_hides_cards_from_the_server_that_forks_ranks_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = SimpleNamespace(make_backend=Backend)
+    config: Any = SimpleNamespace(stash={}, workerinput={})
+    monkeypatch.setattr(pools, "settings_of", lambda _: settings)
+    monkeypatch.setattr(pools, "hub_path", lambda _: "")
+    monkeypatch.setattr(pools, "end_with_starter", lambda: None)
+
+    pools.start_server(config)
+    server = config.stash[pools._server_key]
+    try:
+        assert psutil.Process(server._process.pid).environ()["CUDA_VISIBLE_DEVICES"] == ""
+    finally:
+        server.close()
 
 
 def test_no_default_argument_keeps_a_process_group_of_the_warm_up() -> None:

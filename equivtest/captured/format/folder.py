@@ -221,9 +221,8 @@ def _entries_of(folder: Path) -> list[os.DirEntry[str]]:
     try:
         return sorted(os.scandir(folder), key=lambda entry: entry.name)
     except (OSError, ValueError) as error:
-        raise Misuse(
-            describe_dump(folder, [folder]) or f"{shorten(str(folder))} cannot be read as a folder: {reason_of(error)}"
-        ) from error
+        dump = describe_dump(folder, [folder]) if isinstance(error, NotADirectoryError) else ""
+        raise Misuse(dump or f"{shorten(str(folder))} cannot be read as a folder: {reason_of(error)}") from error
 
 
 def _ranks_in(folder: Path) -> list[int]:

@@ -35,14 +35,15 @@ def describe_dump(path: Path, files: Sequence[Path]) -> str:
     Args:
         files: The files in the folder `path`, or `path` itself if it is a file.
     """
+    named = shorten(str(path))
     if dumped := next((file.name for file in files if SGLANG_FILE.fullmatch(file.name)), ""):
         return (
-            f"{path} is a dump of SGLang's dumper ({shorten(dumped)}): its files are pickles, which equivtest never "
+            f"{named} is a dump of SGLang's dumper ({shorten(dumped)}): its files are pickles, which equivtest never "
             f"loads, and no manifest lists the model's inputs, parameters and layouts. Instead, {WAY_OUT}"
         )
     if any(_is_log_of_debug_mode(file) for file in files[: limits.OTHER_FILES]):
         return (
-            f"{path} is a log of torch's DebugMode: it has shapes of tensors, and at most one hash of each, but no "
+            f"{named} is a log of torch's DebugMode: it has shapes of tensors, and at most one hash of each, but no "
             f"values to judge. Instead, {WAY_OUT}"
         )
     return ""
