@@ -15,7 +15,7 @@ import typer
 from equivtest.base import limits
 from equivtest.base.hash_seed import fix_hash_seed
 from equivtest.base.profiles import AUDIT_PROFILE
-from equivtest.errors import EquivtestError, Misuse, shorten_values
+from equivtest.errors import EquivtestError, Misuse, shorten, shorten_values
 from equivtest.pytest_plugin.options import HELP
 from equivtest.pytest_plugin.pytest_run import run_properties
 
@@ -513,7 +513,7 @@ def init(
         )
         manifests[manifest.NAME] = manifest.write_text(named, claims, notes)
     elif backend:
-        raise Misuse(f"--backend needs --kind backend, got --kind {kind}")
+        raise Misuse(f"--backend needs --kind backend, got --kind {shorten(kind)}")
     for path in write_files(folder, kind, manifests):
         typer.echo(path)
     return 0

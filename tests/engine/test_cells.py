@@ -58,7 +58,8 @@ def test_summary_names_the_cell_with_the_fewest_conclusive_verdicts() -> None:
     repeats = [each for kind in ("even", "uneven", "empty") for each in holding("repeats_itself", 20, shard_kind=kind)]
 
     assert in_words(counted(*full, *repeats)) == (
-        "rowwise_linear: 1 of 9 below 20, 0 above 5% inconclusive; 7 in equals_unsharded, w3, float64, even"
+        "rowwise_linear: 1 of 9 cells have fewer than 20 conclusive verdicts, 0 are more than 5% inconclusive; "
+        "fewest: 7 in equals_unsharded, w3, float64, even"
     )
 
 
@@ -69,7 +70,7 @@ def test_summary_counts_cells_with_over_five_percent_inconclusive_verdicts() -> 
         verdicts = [*holding("equals_unsharded", holds), record(verdicts={"equals_unsharded": "inconclusive"})]
         told.append(in_words(counted(*verdicts)).partition(";")[0].rpartition(", ")[2])
 
-    assert told == ["0 above 5% inconclusive", "1 above 5% inconclusive"]
+    assert told == ["0 are more than 5% inconclusive", "1 are more than 5% inconclusive"]
 
 
 def test_property_that_did_not_run_has_no_cells() -> None:

@@ -123,5 +123,5 @@ def test_message_about_errors_that_lean_to_one_side_states_their_probability() -
     message = write_message(verdict)
 
     assert verdict.judgement.margin < 1
-    assert "actual    errors that lean to one side" in message
+    assert "actual    errors mostly on one side of zero, by " in message
     assert "error     |sum of errors|, less" in message

@@ -448,7 +448,7 @@ def test_collective_that_writes_outside_of_its_result_raises(
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
 
     with pytest.raises(
-        CollectiveRaised, match="all_reduce_sum of float32 raised RuntimeError: it wrote beside the mem"
+        CollectiveRaised, match="all_reduce_sum of float32 raised RuntimeError: the collective wrote outside"
     ):
         answer(CollectivesCase(world_size=1, numels=(3,), stride=stride), alone)
 

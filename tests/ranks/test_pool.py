@@ -557,7 +557,7 @@ def test_spawned_ranks_answer_and_report_a_killed_rank() -> None:
         (Backend("glue"), r"no backend 'glue' here; available: .*gloo"),
         (Backend("undefined"), "no backend 'undefined'"),
         (Backend("cuda:gloo"), "serves cuda, not device 'cpu'"),
-        (Backend(device="toaster"), r"no device type 'toaster'; here: cpu"),
+        (Backend(device="toaster"), r"no device type 'toaster'; available here: cpu"),
         (Backend(device="meta"), "no device 'meta' is available here"),
         (Backend(device="cpu:0"), "must not have an index"),
         (Backend(imports=("no_such_vendor",)), "cannot import 'no_such_vendor': ModuleNotFoundError.*installed here"),

@@ -238,7 +238,7 @@ def test_changed_requires_grad_of_an_input_is_reported(*, flag: bool) -> None:
     kept = before(given)
     given["x"].requires_grad_(flag)
 
-    assert touched(given, kept) == [f"x: requires_grad was {not flag}, is {flag}"]
+    assert touched(given, kept) == [f"x: requires_grad was {not flag} and is {flag}"]
 
 
 def test_input_squeezed_in_place_is_reported() -> None:
