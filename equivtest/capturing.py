@@ -71,8 +71,9 @@ def capture(
         limit_bytes: The largest number of bytes that one rank may write.
 
     Raises:
-        Misuse: the folder has another run, gradients are left from before, or the module is not called; a call does not
-            have exactly one backward, or has an argument that is no tensor; or a rank would write more than the limit.
+        Misuse: the folder has another run, parameters have gradients before the block, the module is not called, a call
+            does not have exactly one backward, a call has an argument that is no tensor, or a rank would write more
+            than the limit.
     """
     require(isinstance(module, nn.Module), f"capture takes the module that the job calls, got {type(module).__name__}")
     job = _job_of(module, batch, batch_axis, mesh, placed, shapes, limit_bytes)
@@ -106,7 +107,7 @@ def capture_update(
     Every rank of the job must enter and leave the block.
 
     Args:
-        module: The parallel module; the optimizer updates its parameters.
+        module: The parallel module. The optimizer updates its parameters.
         optimizer: A torch.optim.Optimizer, not a wrapper around one.
         folder, mesh, placed, shapes, limit_bytes: Same as in `capture`. The folder must not be one that `capture` has
             written.

@@ -62,7 +62,7 @@ class Inconclusive(EquivtestError, RuntimeError):
 
 
 class BrokenSetup(EquivtestError, RuntimeError):
-    """Raised if ranks cannot run here: a backend, a device or an import does not work."""
+    """Raised if ranks cannot run here, because a backend, a device or an import does not work."""
 
 
 class HostLost(BrokenSetup):
@@ -83,7 +83,9 @@ class Unsupported(EquivtestError, RuntimeError):
 
 
 class NotSupported(EquivtestError, RuntimeError):
-    """Raised by a program to say that it does not support a case: heads that do not divide, a dtype that it refuses.
+    """Raised by a program to say that it does not support a case.
+
+    Examples are heads that the ranks cannot divide, and a dtype that the program refuses.
 
     `parallelize`, `set_up`, `step`, and the forward and backward of the parallel module may raise this exception or a
     subclass. If every rank raises it, the case is declined: the case is neither right nor wrong, and the summary counts

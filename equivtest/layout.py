@@ -23,7 +23,7 @@ _remembered = functools.lru_cache(maxsize=2**14)  # pure, and called for every c
 
 @dataclass(frozen=True)
 class Shard:
-    """A placement: the ranks of the axis divide one dim, by torch.chunk's rule.
+    """The placement in which the ranks of the axis divide one dim, by torch.chunk's rule.
 
     Attributes:
         dim: The dim, counted from the front.
@@ -37,7 +37,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Replicate:
-    """A placement: every rank of the axis has the whole tensor."""
+    """The placement in which every rank of the axis has the whole tensor."""
 
     def __str__(self) -> str:
         return "replicate"
@@ -45,7 +45,9 @@ class Replicate:
 
 @dataclass(frozen=True)
 class Partial:
-    """A placement: each rank of the axis has an operand; the value is the reduction of all operands with `op`.
+    """The placement in which each rank of the axis has an operand.
+
+    The value of the tensor is the reduction of all operands with `op`.
 
     Attributes:
         op: 'sum', 'avg', 'max' or 'min'.
@@ -59,7 +61,7 @@ class Partial:
 
 @dataclass(frozen=True)
 class Flat:
-    """A placement: the tensor is flattened, padded to `padded_to` elements and divided equally (ZeRO's partition).
+    """The placement in which the tensor is flattened, padded and divided equally, as in ZeRO's partition.
 
     Attributes:
         padded_to: Number of elements after padding.
@@ -124,7 +126,7 @@ def shard_bounds(length: int, num_shards: int, index: int) -> Bounds:
     are shorter or empty.  shard_bounds(4, 3, 2) == (4, 4).
 
     Args:
-        length: Size of the unsharded dim, in elements; 0 is allowed.
+        length: Size of the unsharded dim, in elements. It may be 0.
         num_shards: Number of shards, at least 1.
         index: Index of the shard, 0 <= index < num_shards.
 

@@ -1,1 +1,1 @@
-"""Provides what all other packages may import: limits, names of functions for other processes, files, plain data."""
+"""Provides modules that all other packages may import, such as limits, names of functions, and writing of files."""

@@ -15,7 +15,7 @@ def write_whole(path: Path, data: bytes) -> None:
     """Writes a file beside `path` and renames it to `path` once it is complete.
 
     Raises:
-        OSError: the file cannot be written; `path` keeps its old contents.
+        OSError: the file cannot be written. `path` keeps its old contents.
     """
     part = path.with_name(f".equivtest-{os.getpid()}.part")
     try:

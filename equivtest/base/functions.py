@@ -97,7 +97,7 @@ def _is_typed_in(function: object) -> bool:
 
 
 def _home_of(module: ModuleType) -> str:
-    """Returns a module's file relative to the current folder if it lies there, else the module's name.
+    """Returns a module's file relative to the current folder, or the module's name if the file is elsewhere.
 
     The result is '' if no other process can import the module.
     """
@@ -123,7 +123,7 @@ def with_arguments(name: str, values: tuple[object, ...], named: Mapping[str, ob
     If the name already has arguments, the new arguments come after them.
 
     Raises:
-        Misuse: a value is not plain, see `plain`.
+        Misuse: a value is not plain: see `plain`.
     """
     texts = [plain(value, f"an argument of {what}") for value in values]
     texts += [f"{key}={plain(value, f'{key} of {what}')}" for key, value in named.items()]

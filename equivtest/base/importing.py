@@ -61,7 +61,9 @@ def _is_within(name: str, module_name: str) -> bool:
 
 
 def _near_modules(name: str) -> str:
-    """Returns text about a missing module for a message: where Python searched for it, and a similar name.
+    """Returns text for a message about a missing module.
+
+    The text has the folders in which Python searched for the module, and a similar name.
 
     The text is '' if the module's parent is no package.
     """
@@ -104,7 +106,9 @@ def _without(module: ModuleType, attribute: str) -> str:
 
 
 def _hidden_by(module: ModuleType) -> tuple[Path, Path] | None:
-    """Finds a module that `module` hides: one with the same name, on Python's path or in the current folder.
+    """Finds a module that `module` hides.
+
+    The hidden module has the same name, and is on Python's path or in the current folder.
 
     Returns:
         (folder, file) of the hidden module, where the folder is on Python's path and contains the file. If `module`

@@ -95,7 +95,8 @@ def in_proportion(short_s: float, limit_s: float) -> float:
     """Returns a shortened time limit, in seconds, for cases whose own limit is `limit_s`.
 
     `short_s` is the shortened limit for cases whose own limit is CASE_S. If `limit_s` is three times CASE_S, the result
-    is three times `short_s`; if `limit_s` is at most CASE_S, the result is `short_s`. It never exceeds `limit_s`.
+    is three times `short_s`. If `limit_s` is at most CASE_S, the result is `short_s`. The result never exceeds
+    `limit_s`.
     """
     return min(limit_s, short_s * max(1.0, limit_s / CASE_S))
 

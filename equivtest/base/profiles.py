@@ -32,9 +32,9 @@ class Profile:
         world_sizes: World sizes if --world-sizes is not given.
         repeats: True if a search repeats with fresh seeds until the time is up.
         requires_cells: True if a cell (world size, dtype, shard kind) without a conclusive verdict is a failure.
-        strength: If 2, the cases have all combinations of values of any 2 axes; if 3, of any 3 axes, and so on
-            (`equivtest.search.covering`). A combination needs a family that draws from tables. Then `single` and
-            `several` are unused. If 0, cases are random.
+        strength: Number of axes whose combinations of values all occur in the cases. If 2, the cases have each
+            combination of values of any two axes (`equivtest.search.covering`). A number above 0 needs a family that
+            draws from tables. Then `single` and `several` are unused. If 0, cases are random.
         mixes_worlds: True if the world size is one of the axes that are combined. If False, the cases of each world
             size have all combinations.
         examples: Number of a property's examples that run on each world size, beginning with the first example. If

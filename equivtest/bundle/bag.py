@@ -1,6 +1,6 @@
 """Reads and writes a bag in a zip file: the layout of BagIt, with a SHA-256 of each file (RFC 8493).
 
-A reader gets bytes and nothing else: it extracts no file, follows no link and fetches nothing.
+A reader gets only bytes. The module extracts no file, follows no link and fetches nothing.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Bag:
 
     Attributes:
         payload: Path below data/ -> content.
-        digest: SHA-256 of the list of checksums of BagIt's own files. It changes if any file changes, because one of
-            BagIt's own files lists the checksums of all other files.
+        digest: SHA-256 of the list of checksums of BagIt's own files. The digest changes if any file changes, because
+            one of BagIt's own files lists the checksums of all other files.
         altered: One line for each file whose content does not match its checksum.
     """
 

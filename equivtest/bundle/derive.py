@@ -45,7 +45,7 @@ class Derived(Searching):
     problems: list[str] = field(default_factory=list)
 
     def judge_cases(self, cases: Sequence[Case]) -> None:
-        """Takes the records of the cases instead of running them; see `Searching.judge_cases`."""
+        """Takes the records of the cases instead of running the cases. See `Searching.judge_cases`."""
         barred = {case: entry for case in cases if (entry := self.known.forbids_run(self.prop.subject, case))}
         self.states |= dict.fromkeys(barred, "known")
         for case, entry in barred.items():

@@ -31,7 +31,7 @@ MOST_BYTES = 1 << 20
 
 
 class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"imports": "import"}):
-    """The table [backend] of a manifest; see `equivtest.ranks.backend.Backend` for the fields."""
+    """The table [backend] of a manifest. `equivtest.ranks.backend.Backend` describes the fields."""
 
     name: str
     device: str = "cpu"

@@ -27,7 +27,7 @@ Recorded = tuple[Property, Chunk, list[Record]]
 def rerun_cases(
     found: Verified, pool: Pool, number: int, cpu: str, seed: str = "", gloo: Callable[[], Pool] | None = None
 ) -> Iterator[tuple[str, bool]]:
-    """Runs cases of a bundle again; yields (line, True if the line names a difference).
+    """Runs cases of a bundle again. Yields (line, True if the line names a difference).
 
     Args:
         number: Number of cases to run. If the bundle has fewer cases, all of them run.

@@ -1,6 +1,6 @@
 """Checks that a bundle is complete and unaltered, that this suite made it, and that its results fit its verdicts.
 
-Only JSON is read: no module is imported and no code runs because a bundle names it.
+Only JSON is read. No module is imported and no code runs because a bundle names it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def verify(path: Path, properties: Mapping[str, Property], pool: Any = None) -> 
 
     Args:
         properties: The shipped properties by name.
-        pool: Pool of ranks. Some properties run ranks before their cases are drawn (`Property.resolve`); if the pool is
+        pool: Pool of ranks. Some properties run ranks before their cases are drawn (`Property.resolve`). If the pool is
             None, the cases of these properties are not checked.
 
     Raises:

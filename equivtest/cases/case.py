@@ -66,7 +66,7 @@ class Case:
     Attributes:
         world_size: Number of ranks, from 1 to limits.MAX_WORLD_SIZE.
         dtype: Name of the dtype of every tensor, one of limits.DTYPES.
-        values: (mode, seed) of each draw; the class's VALUE_MODES lists the modes.
+        values: (mode, seed) of each draw. The class's VALUE_MODES lists the modes.
         poison: Value with which the ranks fill new memory: 'large' for large finite numbers, 'nan',
             or 'none' to leave the memory as it is.
         repeats: True if the ranks run draw 0 once more after all other draws.

@@ -62,7 +62,7 @@ def by_case(*parts: str) -> Callable[[Callable[Concatenate[Any, P], R]], ByCase[
 
 @functools.cache
 def packages() -> tuple[str, ...]:
-    """Returns the full names of all families, of their variants and of the programs; imports only the packages."""
+    """Returns the full names of all families, of their variants and of the programs. Imports only the packages."""
     families, programs = map(importlib.import_module, (FAMILIES, PROGRAMS))
     return (*_packages_below(families), programs.__name__)
 

@@ -57,7 +57,7 @@ class Drawing:
         self._draw = draw
 
     def pick(self, name: str, table: Sequence[T], label: Label = itself) -> T:
-        """Returns an entry of `table`; see `equivtest.cases.axes.Draw`."""
+        """Returns an entry of `table`. See `equivtest.cases.axes.Draw`."""
         entries: SearchStrategy[tuple[str, T]] = _entries(name, tuple(table), tuple(map(type, table)))
         return self._draw(entries)[1]
 
@@ -72,7 +72,7 @@ def _entries(name: str, table: tuple[T, ...], types: tuple[type, ...]) -> Search
 
 
 class Cases(Generic[C]):
-    """The cases of a family; a call with a `Space` returns a strategy of Hypothesis.
+    """The cases of a family. A call with a `Space` returns a strategy of Hypothesis.
 
     Attributes:
         build: Function (draw, space, ...) -> case, which picks entries by any `Draw`. Further arguments are passed by

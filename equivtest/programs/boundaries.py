@@ -253,8 +253,9 @@ class Boundaries(TorchFunctionMode):
     def _take_all(self, path: str, number: int, leaves: list[Any]) -> dict[int, torch.Tensor]:
         """Records the inputs of a part. Returns id of an input -> the view that is passed to the part in its place.
 
-        A tensor that a part takes at several places of one call stays as it is: some modules check if two inputs are
-        the same tensor, as nn.MultiheadAttention does (torch 2.13.0), and a parallel module may wrap each place.
+        If a part takes a tensor at several places of one call, the part gets the tensor itself and not a view. Some
+        modules, such as nn.MultiheadAttention (torch 2.13.0), check if two inputs are the same tensor, and a parallel
+        module may wrap each place.
         """
         views: dict[int, torch.Tensor] = {}
         num_places = Counter(map(id, leaves))

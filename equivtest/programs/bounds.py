@@ -129,7 +129,10 @@ def _where(case: ModuleCase, first: str) -> str:
 
 
 def _smaller(case: ModuleCase) -> Iterator[ModuleCase]:
-    """Yields cases with one size as small as possible, for each size; then cases with all sizes as small as possible.
+    """Yields cases with smaller sizes.
+
+    First comes, for each size, a case with this size as small as possible. Then comes a case with all sizes as small as
+    possible.
 
     Each case is yielded twice: in the dtype of `case` and in float64. If the module has a single input x, the last dim
     of x keeps its size, because the module may fix that size, such as a number of features.

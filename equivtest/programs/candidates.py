@@ -104,7 +104,9 @@ class CandidateSearch(NamedTuple):
 
 
 def combinations(names: Sequence[str], sizes: Mapping[str, Sequence[int]]) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """Lists sizes to try: each value of one size beside the first values of the others, then later values together.
+    """Lists combinations of sizes to try.
+
+    First each value of one size is combined with the first values of all other sizes. Then later values are combined.
 
     For a in (1, 2) and b in (3, 4), these are a=1 b=3, a=2 b=3 and a=1 b=4, then, with the second values together,
     a=2 b=4.

@@ -313,7 +313,7 @@ class ModuleCase(MeshCase):
     def real_names(self) -> tuple[str, ...]:
         """Names the inputs whose gradients are judged.
 
-        There are none if a user's step runs, because a step may scale its loss.
+        If your step function runs, there are no such inputs, because the step may scale its loss.
         """
         return () if self.training.step else tuple(name for name, kind in self.kinds().items() if kind == REAL)
 

@@ -46,7 +46,7 @@ def real(shape: Sequence[int | str]) -> Input:
     """Describes an input of floating-point numbers in the dtype of the case. The input's gradient is judged.
 
     Args:
-        shape: Numbers and names of sizes; ranks divide the size 'batch'.
+        shape: Numbers and names of sizes. Ranks divide the size 'batch'.
     """
     return _input(REAL, shape)
 
@@ -58,7 +58,7 @@ def ids(vocab: int, shape: Sequence[int | str]) -> Input:
 
     Args:
         vocab: Number of different ids.
-        shape: Numbers and names of sizes; ranks divide the size 'batch'.
+        shape: Numbers and names of sizes. Ranks divide the size 'batch'.
     """
     return _input(f"ids({vocab})", shape)
 
@@ -67,7 +67,7 @@ def mask(shape: Sequence[int | str], *, hides: bool = False, dtype: str = "bool"
     """Describes a random mask, which never hides the first element along the last dim.
 
     Args:
-        shape: Numbers and names of sizes; ranks divide the size 'batch'.
+        shape: Numbers and names of sizes. Ranks divide the size 'batch'.
         hides: If True, the mask's value True hides an element, as in key_padding_mask of torch's attention. If False,
             the mask's value True keeps an element.
         dtype: The mask's dtype: 'bool', or 'int64' for a mask of ones and zeros.
@@ -84,7 +84,7 @@ def targets(classes: int, shape: Sequence[int | str], *, ignored: int = IGNORED)
 
     Args:
         classes: Number of different ids.
-        shape: Numbers and names of sizes; ranks divide the size 'batch'.
+        shape: Numbers and names of sizes. Ranks divide the size 'batch'.
         ignored: The number that the loss of the module ignores.
     """
     return _input(f"targets({classes}, {ignored})", shape)
@@ -94,7 +94,7 @@ def positions(shape: Sequence[int | str], *, below: int | None = None) -> Input:
     """Describes an input of int64 numbers that count up by one along the last dim, such as token positions.
 
     Args:
-        shape: Numbers and names of sizes; ranks divide the size 'batch'.
+        shape: Numbers and names of sizes. Ranks divide the size 'batch'.
         below: If None, each row begins with 0. Otherwise each row begins with a random number, and all numbers are
             smaller than `below`.
     """

@@ -214,7 +214,7 @@ def require_shapes(x_shapes: object, called: str) -> None:
 
 
 def _resolve(variants: Sequence[Variant], prop: Property, pool: Pool, space: Space) -> Property:
-    """Asks the ranks if the parallel module reduces gradients, and returns the property with the answer.
+    """Asks the ranks if the parallel module reduces gradients, and returns a property that depends on the result.
 
     The cases of the returned property divide the batch if the module reduces gradients, and only then.
     """

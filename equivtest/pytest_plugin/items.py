@@ -306,7 +306,7 @@ class KnownFailureItem(EquivtestItem):
             raise ended
 
     def _try(self) -> tuple[str, BaseException | None]:
-        """Runs the entry's case; returns its state in words, and the exception to raise if the item does not pass."""
+        """Runs the entry's case. Returns its state as text, and the exception to raise if the item does not pass."""
         from equivtest.verdicts.judging import judge
 
         entry = self.entry

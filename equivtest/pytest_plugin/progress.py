@@ -126,7 +126,7 @@ class Progress:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_report_teststatus(self, report: object) -> Generator[None, Any, Any]:
-        """Hides the letters that pytest prints for tests while the live line is shown; pytest still counts tests."""
+        """Hides the letters that pytest prints for tests while the live line is shown. pytest still counts tests."""
         status = yield
         return (status[0], "", "") if self.is_live and status else status
 

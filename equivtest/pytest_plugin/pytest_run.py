@@ -91,7 +91,7 @@ def worker_args(wanted: str, paths: list[Path]) -> list[str]:
 
 
 def _num_properties(paths: list[Path]) -> int:
-    """Counts the properties that test files assign at their top level, by the files' text; 0 if unknown."""
+    """Counts the properties that test files assign at their top level, by the files' text, or returns 0 if unknown."""
     files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("test_*.py"))]
     return sum(_is_property(statement) for file in files for statement in _parsed(file).body)
 

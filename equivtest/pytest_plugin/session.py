@@ -40,7 +40,7 @@ from equivtest.report.text import BEGUN, ENDED, on_faults, summarize
 
 
 class Controller:
-    """Collects the results of a session, in the process that prints; an xdist worker has no controller."""
+    """Collects the results of a session, in the process that prints. An xdist worker has no controller."""
 
     def __init__(self, config: pytest.Config, started_s: float) -> None:
         self.config = config
@@ -132,7 +132,7 @@ class Controller:
         self._log(Entry(properties=manifest.properties))
 
     def report_claims(self, session: pytest.Session, *, at_end: bool = False) -> None:
-        """Reports the claims of every property whose searches have all ended, unless they are reported already."""
+        """Reports the claims of every property whose searches have all ended. Claims are reported only once."""
         if settings_of(self.config).profile.audits_alone:
             return
         for tally in list(self.results.tallies.values()):

@@ -16,7 +16,7 @@ def layout_of(tensor: DTensor, name: str) -> Layout:
     """Converts the placements of a DTensor to a `Layout` of this package, which has one placement per mesh axis.
 
     Raises:
-        Misuse: no order of the axes that divide a dim explains its strided shards; the message has `name`.
+        Misuse: no order of the axes that divide a dim explains its strided shards. The message has `name`.
     """
     placements: list[layout.Placement] = []
     for placement in tensor.placements:

@@ -109,7 +109,7 @@ class Tally:
 
     @property
     def lacks_audit(self) -> bool:
-        """True if the run audits the property, but the user's selection of tests leaves the audit out."""
+        """True if the run audits the property, but your selection of tests leaves the audit out."""
         return self.listed.has_audit and bool(self.listed.planned) and AUDIT_LABEL not in self.listed.planned
 
     @property

@@ -272,7 +272,7 @@ class _Builder:
         return merging.in_order()
 
     def _merge(self, merging: _Merging, one: int, other: int, needed: int) -> bool:
-        """Replaces two rows by one row that has the combinations `needed`; returns False if no tried row has them."""
+        """Replaces two rows by one row that has the combinations `needed`. Returns False if no tried row has them."""
         values = {value for having in self.having.values() for value, each in having.items() if each & needed}
         if len(dict(values)) < len(values):
             return False

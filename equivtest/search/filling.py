@@ -128,7 +128,7 @@ def _flagged(prop: Property, case: Case, missing: Iterable[Cell], is_judged: Cal
 def _dtypes_of(missing: Iterable[Cell], chunk: Chunk) -> tuple[str, ...]:
     """Returns the chunk's dtypes in which some cell lacks draws.
 
-    It returns all dtypes of the chunk if draws are lacking in a cell that has no dtype.
+    If a cell without a dtype lacks draws, the result is all dtypes of the chunk.
     """
     short = {dtype for dtype, _, _ in missing}
     return tuple(dtype for dtype in chunk.dtypes if dtype in short or "" in short)

@@ -97,7 +97,7 @@ class Condition:
 
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
-    """The fields that decide whether an entry counts: in the installed versions of packages, and until a day."""
+    """The fields that decide if an entry counts. They are versions of packages, and the day on which it expires."""
 
     versions: tuple[tuple[str, str], ...] = ()
     expires: datetime.date | None = None
@@ -184,7 +184,7 @@ class KnownFailures:
         """Returns the entries of files about installed versions. Expired entries are only in `expired`.
 
         Raises:
-            Misuse: a file cannot be read or has a mistake; the message names the entry and the field.
+            Misuse: a file cannot be read or has a mistake. The message names the entry and the field.
         """
         return cls.on_day(_listed(*paths), today())
 
@@ -264,7 +264,7 @@ def read_entries(*paths: Path) -> list[KnownFailure]:
     """Returns all entries of the files, with the entries about versions that are not installed.
 
     Raises:
-        Misuse: a file cannot be read or has a mistake; the message names the entry and the field.
+        Misuse: a file cannot be read or has a mistake. The message names the entry and the field.
     """
     return list(map(_read, _listed(*paths)))
 

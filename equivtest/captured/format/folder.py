@@ -49,7 +49,7 @@ def parameter_of(name: str) -> str:
 
 
 class CapturedRank(Mapping[str, Placed]):
-    """The tensors of one rank by name; each tensor is read on demand.
+    """The tensors of one rank by name. Each tensor is read on demand.
 
     Attributes:
         manifest: The rank's manifest.
@@ -65,7 +65,7 @@ class CapturedRank(Mapping[str, Placed]):
     def of_micro_batch(self, number: int) -> CapturedRank:
         """Returns the rank's tensors of one micro-batch (a forward with its backward), and all tensors of parameters.
 
-        The tensors get the names that they would have in the first micro-batch.
+        The tensors get their names in the first micro-batch.
         """
         rank = copy.copy(self)
         split = {name: split_micro_batch(name) for name in self.manifest.tensors}

@@ -69,7 +69,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
 
 
 class TensorFile:
-    """An opened file of tensors whose header is checked; each tensor is read on demand.
+    """An opened file of tensors. The header is checked, and each tensor is read on demand.
 
     Attributes:
         entries: The header's entry for each tensor, by name.

@@ -1,4 +1,4 @@
-"""Writes the report on captured runs: the verdicts, what they cover, and which of two runs is wrong."""
+"""Writes the report on captured runs, with the verdicts, the coverage, and which of two runs is wrong."""
 
 from __future__ import annotations
 

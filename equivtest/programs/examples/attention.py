@@ -12,7 +12,7 @@ HEAD_FEATURES = 2
 class AttentionBlock(nn.Module):
     """The block y = x + W attention(norm(x)) + b, causal, with two features a head.
 
-    W and b are the weight and the bias of `out`; x is (..., T, F), with T tokens of F features.
+    W and b are the weight and the bias of `out`. The input x has the shape (..., T, F), with T tokens of F features.
     """
 
     def __init__(self, num_heads: int) -> None:
@@ -42,7 +42,7 @@ class AttentionBlock(nn.Module):
         return self.gather(query, key, value).transpose(-2, -3).flatten(-2)
 
     def gather(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Computes the attention of each head separately; all tensors are (..., H heads, T tokens, HEAD_FEATURES)."""
+        """Computes the attention of each head separately. All tensors are (..., H heads, T tokens, HEAD_FEATURES)."""
         return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 

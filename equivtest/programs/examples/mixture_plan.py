@@ -29,8 +29,8 @@ class Divided(Mixture):
     """The part of a mixture on one rank.
 
     Attributes:
-        shares: Name of a parameter -> function from its slice of x to this rank's part of the slice; only for divided
-            parameters.
+        shares: Name of a divided parameter -> function from the parameter's slice of x to this rank's part of the
+            slice.
         groups: Name of a plain parameter -> group, if each rank of the group has a different part of the parameter.
     """
 
@@ -101,7 +101,7 @@ def _distribute(
 
 
 def _hold_experts(module: Divided, mesh: DeviceMesh) -> None:
-    """Keeps different experts on each rank of the mesh; some ranks may keep none."""
+    """Keeps different experts on each rank of the mesh. Some ranks may keep none."""
 
     def shared(tensor: torch.Tensor) -> torch.Tensor:
         parts = tensor.tensor_split(mesh.size())

@@ -57,16 +57,16 @@ def sequence_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Runs the whole block on every rank, on different rows; DistributedDataParallel averages the gradients."""
+    """Runs the whole block on every rank, on different rows. DistributedDataParallel averages the gradients."""
     return DistributedDataParallel(block, process_group=mesh.get_group())
 
 
 def data_parallel_by_hook(block: nn.Module, mesh: DeviceMesh, **settings: bool) -> nn.Module:
-    """Runs the whole block on every rank, on different rows; a communication hook averages the gradients.
+    """Runs the whole block on every rank, on different rows. A communication hook averages the gradients.
 
     For each dtype the block has a different hook of torch, and each hook gives the average of all ranks.
     `allreduce_hook` computes this average and nothing else. `fp16_compress_hook` loses no bits, because it gets float16
-    gradients. PowerSGD and local SGD begin after a thousand steps or more; until then their hooks average over all
+    gradients. PowerSGD and local SGD begin after a thousand steps or more. Until then their hooks average over all
     ranks. No setting of DistributedDataParallel changes a gradient.
 
     Source: torch/distributed/algorithms/ddp_comm_hooks (2.13.0): default_hooks.py, powerSGD_hook.py and

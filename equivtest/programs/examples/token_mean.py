@@ -31,7 +31,9 @@ def adamw(module: nn.Module) -> torch.optim.Optimizer:
 
 
 class TokenMean:
-    """One step of training: reduces gradients after the last micro-batch, clips them by their total norm, and updates.
+    """One step of training.
+
+    The step reduces gradients after the last micro-batch, clips them by their total norm, and updates.
 
     Attributes:
         own: Number of targets that are not ignored in each micro-batch of this rank.

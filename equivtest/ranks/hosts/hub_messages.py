@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parents[2]
 
 
 class Config(msgspec.Struct, frozen=True):
-    """Configures the server from which a slot forks ranks, see `equivtest.ranks.launch.Server`."""
+    """Configures the server from which a slot forks ranks: see `equivtest.ranks.launch.Server`."""
 
     start: str
     imports: tuple[str, ...]

@@ -176,7 +176,7 @@ class FaultyGroup(_Group):  # type: ignore[misc]
         return Collective(call.kind, size_bytes, phase, self._in_words())
 
     def _in_words(self) -> str:
-        """Returns the group's name, such as 'mesh_tp', if a mesh has named the group, else its number of ranks."""
+        """Returns the group's name, such as 'mesh_tp', or the number of its ranks if no mesh has named the group."""
         return self._description if self._description.startswith("mesh_") else f"{self.size()} ranks"
 
 

@@ -374,7 +374,7 @@ def _by_use(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[l
 def _is_computed(types: Sequence[type], given: Any) -> bool:
     """True if an operation computes values.
 
-    It computes no values if one of its tensors is fake, on "meta", or of an unknown subclass.
+    The operation computes no values if one of its tensors is fake, on "meta", or of an unknown subclass.
     """
     has_fakes = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
     is_plain = all(kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) for kind in types)
