@@ -186,7 +186,7 @@ def _arguments(name: str, text: str) -> tuple[tuple[object, ...], dict[str, obje
 def with_given(function: object, values: tuple[object, ...], named: Mapping[str, object]) -> object:
     """Returns `function` with these arguments bound by functools.partial.
 
-    If there are no arguments, it returns `function` itself.
+    If there are no arguments, the result is `function` itself.
     """
     if not values and not named:
         return function

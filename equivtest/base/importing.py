@@ -148,7 +148,8 @@ def require_arguments(function: object, what: str, names: Sequence[str]) -> None
 def suggestion(wanted: str, known: Sequence[str]) -> str:
     """Returns advice for a message.
 
-    The advice names the known name that is similar to `wanted`. If no known name is similar, it lists all known names.
+    The advice names the known name that is similar to `wanted`. If no known name is similar, the advice lists all known
+    names.
     """
     close = closest(wanted, known)
     return f"did you mean {close!r}?" if close else f"use one of {', '.join(known)}"

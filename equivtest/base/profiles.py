@@ -42,8 +42,8 @@ class Profile:
         per_cell: Number of conclusive verdicts needed on each claim in every cell. A run adds cases until each cell has
             this number.
         audits_alone: True if a run consists of audits alone, and audits each property completely.
-        is_first_look: True if the profile has so few cases that claims may hold here and fail in other profiles. The
-            summary then says so.
+        is_first_look: True if the profile has so few cases that claims may hold in this profile and fail in other
+            profiles. The summary then says so.
         minutes: Measured duration of all shipped properties on two cores with no other work. It is 0 if nobody measured
             it.
     """

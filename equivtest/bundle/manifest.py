@@ -73,7 +73,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(f"{dtype}:{name}" for dtype in claimed.dtypes for name in (*functions, *reduced))
 
     def as_options(self, path: str) -> dict[str, Any]:
-        """Returns the command-line options (name -> value) that this manifest stands for; `path` names its file."""
+        """Returns the command-line options (name -> value) that this manifest stands for. `path` is its file."""
         backend, claims = self.backend, self.claims
         return {
             "backend": backend.name,

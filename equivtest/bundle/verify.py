@@ -1,4 +1,4 @@
-"""Checks that a bundle is complete and unaltered, that this suite made it, and that its results fit its verdicts.
+"""Checks that a bundle is complete and unaltered, that this suite made the bundle, and that results fit verdicts.
 
 Only JSON is read. No module is imported and no code runs because a bundle names it.
 """
@@ -76,7 +76,7 @@ class Verified:
 
 
 def verify(path: Path, properties: Mapping[str, Property], pool: Any = None) -> Verified:
-    """Checks a bundle against the suite that is installed here.
+    """Checks a bundle against the suite that is installed on this machine.
 
     Args:
         properties: The shipped properties by name.
@@ -432,7 +432,7 @@ class _Check:
 
 
 def _require_suite(environment: Environment, results: Results) -> None:
-    """Raises Misuse unless the suite and the release of torch here are those that made the bundle.
+    """Raises Misuse unless this suite and this release of torch made the bundle.
 
     Another suite or release would draw other cases.
     """

@@ -13,7 +13,7 @@ class Rule(Protocol):
     """Requirement on the value of one field. The case checks requirements between fields."""
 
     def broken(self, value: Any) -> str:
-        """Returns the requirement if the value breaks it, or '' if the value fulfils it."""
+        """Returns the requirement as text if the value breaks the requirement, or ''."""
 
 
 @dataclass(frozen=True)

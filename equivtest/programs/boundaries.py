@@ -229,7 +229,7 @@ class Boundaries(TorchFunctionMode):
 
     @property
     def is_again(self) -> bool:
-        """True while a backward runs; a forward that starts then is a recomputation by checkpointing."""
+        """True while a backward runs. A forward that starts in a backward is a recomputation by checkpointing."""
         return is_in_backward()
 
     def _before(self, path: str, part: nn.Module, args: object, kwargs: object) -> Any:
@@ -287,7 +287,7 @@ class Boundaries(TorchFunctionMode):
         return known if known is not None and known.reference() is tensor else None
 
     def _see(self, path: str, tensor: torch.Tensor, known: Known) -> None:
-        """Calls `meet` and `meet_gradient` for a tensor, unless it was recorded under the same name before."""
+        """Calls `meet` and `meet_gradient` for a tensor, unless the tensor was recorded under the same name before."""
         before, self._known[id(tensor)] = self._known_as(tensor), known
         if not known.is_owed:
             self.owe_nothing(known.value)
@@ -318,7 +318,7 @@ def copied_of(given: object, chosen: Collection[int]) -> object:
 
 
 def is_in_backward() -> bool:
-    """True while a backward runs; a forward that starts then is a recomputation by checkpointing."""
+    """True while a backward runs. A forward that starts in a backward is a recomputation by checkpointing."""
     return torch._C._current_graph_task_id() != -1
 
 

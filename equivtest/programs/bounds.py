@@ -81,7 +81,7 @@ def require_bounds(case: ModuleCase) -> None:
 def reason_in(case: Case) -> str:
     """Returns why a case of a module allows no conclusion, with remedies.
 
-    Returns '' if the case allows a conclusion, or if it is not a case of a module.
+    The result is '' if the case allows a conclusion, or if `case` is not a case of a module.
     """
     if isinstance(case, ModuleCase):
         try:

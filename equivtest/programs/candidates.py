@@ -139,10 +139,10 @@ ByDtype = dict[str, list[Candidate]]
 def candidates_by_mesh(
     search: CandidateSearch, batch: str, world_size: int, dtypes: tuple[str, ...]
 ) -> dict[Shape, ByDtype]:
-    """Returns mesh -> dtype -> candidates; leaves out a mesh without candidates.
+    """Returns mesh -> dtype -> candidates. A mesh without candidates is left out.
 
-    The candidates of a mesh have integers with exact sums.  If there are none, they have real values with narrow
-    bounds, of the whole module or of each part.
+    The candidates of a mesh have integers with exact sums. If there are no such candidates, they have real values with
+    narrow bounds, of the whole module or of each part.
 
     Raises:
         Misuse: no mesh has a candidate, or a shape does not fit the module.

@@ -35,7 +35,7 @@ OTHER_WORDS = {
 
 
 def answers_wrong_names(group: type[T]) -> type[T]:
-    """Decorates a class, so that its constructor raises Misuse for an unknown or a positional argument.
+    """Decorates a class so that the class's constructor raises Misuse for an unknown or a positional argument.
 
     The message suggests the right name.
     """

@@ -19,7 +19,9 @@ Sized = tuple[int, Program]
 
 @functools.lru_cache(maxsize=256)
 def outputs_have_rows(batch: Sized, others: tuple[Sized, ...], *, is_divided: bool) -> Mapping[str, bool]:
-    """Returns output -> True if its first dim has the rows of the batch, False if its shape is the same on every batch.
+    """Returns output -> True if the output's first dim has the rows of the batch, or False.
+
+    False means that the output has the same shape on every batch.
 
     The function runs the module on batches of other sizes and compares the shapes.
 

@@ -1,4 +1,4 @@
-"""Reads the settings of a run from its options, and checks all of them before any process starts."""
+"""Reads the settings of a run from its options, and checks all settings before any process starts."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def _devices_here() -> str:
 
 
 def _check_name(name: str, device: str) -> None:
-    """Raises Misuse unless torch has every backend in `name` and one of them serves the device.
+    """Raises Misuse unless torch has every backend in `name` and one of these backends serves the device.
 
     `name` is one backend, such as 'gloo', or a list by device, such as 'cpu:gloo,cuda:nccl'.
     """

@@ -1,8 +1,8 @@
 """Tests if a process that is forked from this one can run a backward.
 
-Once the autograd engine has started a thread in this process, torch raises for each backward in a fork of it. The first
-backward of a process starts a thread for each device except the CPU, also for a vendor's device.  A backward that calls
-another backward about sixty levels deep starts a thread as well.  Source: Engine::start_device_threads and
+Once the autograd engine has started a thread in this process, torch raises for each backward in a fork of this process.
+The first backward of a process starts a thread for each device except the CPU, also for a vendor's device.  A backward
+that calls another backward about sixty levels deep starts a thread as well.  Source: Engine::start_device_threads and
 Engine::add_thread_pool_task of torch/csrc/autograd/engine.cpp (2.13.0).
 """
 

@@ -50,7 +50,7 @@ def scratch_directories() -> list[Path]:
 
 
 class Scratch:
-    """A new directory of this process, with a locked file that shows other processes that it is in use.
+    """A new directory of this process. A locked file in the directory shows other processes that it is in use.
 
     Args:
         roots: Allowed parent directories, the best first. The default is the result of `scratch_roots`.
@@ -176,7 +176,7 @@ def _owner_of(path: Path) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """True if a process of this id exists, of any user."""
+    """True if a process with this id exists. The process may belong to any user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -87,7 +87,7 @@ class Output:
         sys.stdout, sys.stderr = _text_of(1), _text_of(2)
 
     def clear(self) -> None:
-        """Empties the file, so that it then has only the output of the next request."""
+        """Empties the file, so that the file will have only the output of the next request."""
         os.ftruncate(self._fd, 0)
 
     def bound(self) -> None:

@@ -77,7 +77,7 @@ class Audit:
 
     @property
     def shows_nothing(self) -> bool:
-        """True if the audit spoiled collectives and no claim rejected a decisive fault in any of them."""
+        """True if the audit spoiled collectives and no claim rejected a decisive fault in any of these collectives."""
         return bool(self.rows) and self.unseen == self.sites
 
     @property

@@ -86,7 +86,7 @@ def short_of_draws(prop: Property, chunk: Chunk, cases: Iterable[Case], is_judge
 
 
 def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Record]) -> Counter[Cell]:
-    """Counts for each required cell how many further draws it needs, if each of them gives a conclusion.
+    """Counts, for each required cell, how many further draws the cell needs if each draw gives a conclusion.
 
     A cell needs `per_cell` conclusive verdicts, and at most the share MAX_INCONCLUSIVE of its verdicts may be
     inconclusive. The count is at most `per_cell`. Two kinds of cells need no draw: those without any conclusive or

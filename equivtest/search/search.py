@@ -251,7 +251,7 @@ class Searching:
         return self.with_history(smallest)
 
     def with_history(self, failure: Verdict) -> Verdict:
-        """Returns the failure, with one more line if its case does not fail when it runs alone in new ranks.
+        """Returns the failure, with one more line if its case does not fail alone in new ranks.
 
         A case that timed out gets a shorter limit when it runs alone: see `_run`. If the case exceeds the shorter limit
         too, no line is added.
@@ -331,9 +331,9 @@ class Searching:
     def shrink(self, target: Target) -> Verdict:
         """Returns the smallest failure of the target's claim and kind that is found within limits.SHRINK_S.
 
-        A property with a longer limit per case gets more time.  The search runs on fewer ranks first, but at least two,
-        then on the failure's own world size.  If the caller has passed `is_enough`, which ends the search at a case
-        that is small enough, the failure's own world size comes first.
+        If the property has a longer limit per case, there is more time. Hypothesis searches first on fewer ranks, but
+        on at least two, and then on the failure's own world size. If the caller has passed `is_enough`, the failure's
+        own world size comes first, because `is_enough` can end the search at a small case.
         """
         until_s = time.monotonic() + limits.SHRINK_S * max(1.0, self.prop.limit_s / limits.CASE_S)
         found = self.failing[target]
@@ -350,7 +350,7 @@ class Searching:
         return self._find(target, own, until_s) or found
 
     def confirmed(self, smallest: Verdict) -> Verdict:
-        """Returns the smallest failure if it is real, and otherwise the first failure.
+        """Returns the smallest failure if that failure is real, and otherwise the first failure.
 
         A time-out that was found with a shortened limit is real if the case also times out with the whole limit.
         """

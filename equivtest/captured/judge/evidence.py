@@ -254,7 +254,7 @@ def _cotangent(run: CapturedRun, case: CapturedCase, output: str) -> torch.Tenso
 def _buffers(run: CapturedRun, case: CapturedCase) -> list[dict[str, torch.Tensor]]:
     """Returns the captured buffers by name, for each part of the batch.
 
-    The reference runs with these buffers instead of the buffers that it was built with.
+    The reference runs with these buffers instead of the buffers from its builder.
 
     Raises:
         Misuse: the buffers belong to another model, or parts have different values of a buffer that the forward only

@@ -10,7 +10,10 @@ VOCAB, FEATURES, IGNORED = 7, 6, -100
 
 
 class NextToken(nn.Module):
-    """Predicts each token from the one before; the loss is the cross entropy with targets that are not ignored."""
+    """Predicts each token from the previous token.
+
+    The loss is the cross entropy with the targets that are not ignored.
+    """
 
     def __init__(self) -> None:
         super().__init__()

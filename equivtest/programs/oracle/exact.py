@@ -1,4 +1,4 @@
-"""Runs the unsharded module on integers, and proves that no operation of it can round them."""
+"""Runs the unsharded module on integers, and proves that no operation of the module can round them."""
 
 from __future__ import annotations
 

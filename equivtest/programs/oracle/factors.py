@@ -1,11 +1,12 @@
 """Accepts constant factors in a backward, because a program may scale its loss and divide its gradients later.
 
-The gradient at a boundary is then a multiple of the unsharded gradient, on all ranks. The oracle accepts a factor only
-if the ranks' values show that the program has taken the factor out again. The oracle computes everything twice: first
-from the ranks' values with the factor left in, then from the values divided by the factor. Each gradient of a
-parameter, an input or a boundary that the factor reaches must distinguish the two computations. Each gradient of a
-parameter or an input must agree with the second computation. So claims still fail for a factor that is left in, for a
-factor on one of two paths or on one of several ranks, and for a factor so near to 1 that a bound cannot see it.
+If a program applies such a factor, the gradient at a boundary is a multiple of the unsharded gradient on all ranks. The
+oracle accepts a factor only if the ranks' values show that the program has taken the factor out again. The oracle
+computes everything twice: first from the ranks' values with the factor left in, then from the values divided by the
+factor. Each gradient of a parameter, an input or a boundary that the factor reaches must distinguish the two
+computations. Each gradient of a parameter or an input must agree with the second computation. So claims still fail for
+a factor that is left in, for a factor on one of two paths or on one of several ranks, and for a factor so near to 1
+that a bound cannot see it.
 """
 
 from __future__ import annotations
@@ -174,9 +175,10 @@ def _tells_apart(left_in: Forced, taken_out: Forced) -> bool:
 
 
 def _is_taken_out(left_in: Mapping[str, ExpectedTensor], taken_out: Mapping[str, ExpectedTensor], held: HeldOf) -> bool:
-    """True if all gradients of parameters and inputs agree with `taken_out`.
+    """True if the ranks' gradients show that the program has taken the factor out.
 
-    Besides, no gradient that the factor reaches may agree with `left_in`.
+    This needs two conditions. All gradients of parameters and inputs agree with `taken_out`, and no gradient that the
+    factor reaches agrees with `left_in`.
     """
     for name, right in taken_out.items():
         if not (own := split_micro_batch(name)[1]).startswith(GRADIENT) or is_boundary(own):

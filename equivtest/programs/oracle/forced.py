@@ -112,7 +112,7 @@ class Forced(Boundaries):
         return operand.clone(memory_format=torch.contiguous_format) if is_shared else operand
 
     def is_apart(self, name: str, tensor: torch.Tensor) -> bool:
-        """True if the ranks recorded a tensor under this name. Then their part returned a new tensor, not its input."""
+        """True if the ranks recorded a tensor under this name. Then the part returned a new tensor on the ranks."""
         with _disable_current_modes():
             parts = Parts.of(tensor)
             return self._held(f"{BOUNDARY}{name}", Bounded(parts.value.double(), parts.error)) is not None

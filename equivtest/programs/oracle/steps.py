@@ -132,7 +132,7 @@ def _held_or_right(case: ModuleCase, held: Held | None, name: str, right: Expect
 def _gradient(case: ModuleCase, held: Held | None, name: str, right: ExpectedTensor) -> torch.Tensor | None:
     """Returns the gradient that the optimizer gets.
 
-    This is the ranks' gradient if the ranks have all of it, otherwise the right gradient.
+    This is the ranks' gradient if the ranks have all its elements, otherwise the right gradient.
 
     The result is None if no rank has an element of the gradient, and a correct rank may have no gradient, for example
     of a parameter that no output needs.

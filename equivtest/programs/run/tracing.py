@@ -62,7 +62,7 @@ def read_places(shapes: Mapping[str, Shape], make: Make, who: str) -> Places:
         who: Name of the program, for messages.
 
     Raises:
-        Misuse: the module computes from the parameters, or differs from run to run.
+        Misuse: `parallelize` computes new numbers from the parameters, or makes different modules in different runs.
     """
     sizes = [math.prod(shape) for shape in shapes.values()]
     if not sum(sizes):

@@ -3,7 +3,7 @@
 The hub listens for slots (`equivtest.ranks.hosts.slot`) at one port, and for pools of this machine at a socket in a
 directory of the run's owner. If a pool requests a world, the pool receives a connection to each rank, and a pipe that
 reports the rank's end. The pool closes both.  The hub and each slot exchange a message every limits.BEAT_S, so that the
-hub knows which hosts are still there.
+hub knows which hosts are still connected.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Hub:
         return word == CLOSE
 
     def _begin(self, coroutine: Any) -> None:
-        """Starts a task and keeps a reference to it until it ends."""
+        """Starts a task and keeps a reference to the task until the task ends."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
