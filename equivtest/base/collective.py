@@ -35,7 +35,7 @@ class Collective:
 
 
 def describe(collectives: Iterable[Collective]) -> str:
-    """Lists the collectives in words and counts equal ones: '2 x forward all_gather of 8 bytes'.
+    """Lists the collectives as text and counts equal collectives: '2 x forward all_gather of 8 bytes'.
 
     The result is 'none' if there are no collectives.
     """

@@ -19,7 +19,7 @@ MOST_NAMES = 8
 
 
 def load_named(name: str, what: str) -> object:
-    """Imports the object with the name 'package.module:NAME' or 'file.py:NAME'; see `equivtest.base.functions`.
+    """Imports the object with the name 'package.module:NAME' or 'file.py:NAME'. See `equivtest.base.functions`.
 
     Args:
         what: Kind of object, for the message.

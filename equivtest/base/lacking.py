@@ -78,7 +78,7 @@ def parse_allowed(names: Iterable[str]) -> frozenset[str]:
     or 'all'.
 
     Raises:
-        Misuse: a name has none of these forms.
+        Misuse: a name has another form.
     """
     allowed = frozenset(names)
     for name in sorted(allowed - {ALL, RELEASE}):

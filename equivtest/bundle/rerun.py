@@ -68,7 +68,7 @@ def rerun_cases(
 
 
 def chosen_cases(found: Verified, number: int, seed: str) -> list[Recorded]:
-    """Returns `number` cases of the bundle, chosen by its digest and `seed`.
+    """Returns `number` cases of the bundle. The bundle's digest and `seed` determine the choice.
 
     Cases that a known failure forbids to run are never chosen.
     """

@@ -319,7 +319,7 @@ class Refused:
 
 
 def require(holds: bool, message: str) -> None:  # noqa: FBT001  (reads as a sentence)
-    """Raises Misuse with `message` unless `holds`."""
+    """Raises Misuse with `message` if `holds` is False."""
     if not holds:
         raise Misuse(message)
 

@@ -14,7 +14,7 @@ def partial_axes(layout: Layout) -> tuple[int, ...]:
 
 
 def without_partial(layout: Layout) -> Layout:
-    """Replaces partial placements by replicated ones."""
+    """Replaces partial placements by the placement `Replicate`."""
     return Layout(tuple(Replicate() if isinstance(each, Partial) else each for each in layout.placements))
 
 

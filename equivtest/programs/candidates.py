@@ -253,7 +253,7 @@ def _too_narrow(
 def _by_parts(
     search: CandidateSearch, make: Callable[..., ModuleCase], dtypes: Sequence[str], choices: Sequence[Any]
 ) -> tuple[ByDtype, list[Misuse]]:
-    """Returns dtype -> candidates that are judged part by part, and the reasons why other dtypes have none.
+    """Returns dtype -> candidates that are judged part by part, and reasons why other dtypes have no candidates.
 
     The function tries only the simplest choice, in one process, because the bound of a part depends little on shapes
     and ranks.

@@ -240,7 +240,7 @@ class ModuleCase(MeshCase):
 
     @property
     def takes(self) -> str:
-        """Describes the inputs of the unsharded module in words."""
+        """Returns text that describes the inputs of the unsharded module."""
         return self.program_of(self.num_rows).takes
 
     @property

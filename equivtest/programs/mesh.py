@@ -36,7 +36,7 @@ class MeshCase(Case):
 
     @property
     def mesh_of_part(self) -> Shape:
-        """Mesh of the ranks that have the same rows: all axes except the batch's."""
+        """Shape of the mesh of the ranks that have the same rows. It has all axes except the batch's axis."""
         return self.mesh_shape[: self.world.batch_place] + self.mesh_shape[self.world.batch_place + 1 :]
 
     def stacked(self, layout: Layout) -> Layout:

@@ -40,7 +40,7 @@ class Program(NamedTuple):
 
     @property
     def takes(self) -> str:
-        """Describes the inputs in words."""
+        """Returns text that describes the inputs of the program."""
         if self.is_short:
             return f"x of shape {self.inputs[0][2]}"
         return ", ".join(f"{name} of shape {shape}" for name, _, shape in self.inputs)

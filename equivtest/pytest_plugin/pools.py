@@ -195,7 +195,7 @@ def close_hub(config: pytest.Config) -> None:
 
 
 def take_faults(config: pytest.Config) -> tuple[BackendFault, ...]:
-    """Returns the backend's faults that this process's pool has found since the last call, except known ones.
+    """Returns the backend's faults, except known faults, that this process's pool has found since the last call.
 
     Ranks that ended between two cases count as faults too, because a mistake in the backend, such as in one of its
     threads, may end a process some time after the case that caused it.

@@ -57,15 +57,17 @@ def load_properties(folder: Path) -> dict[str, Property]:
 
 
 def claims_of(subject: str, case: Case, like: str = "") -> tuple[Claim, ...]:
-    """Returns the claims that a property makes on its subject, for a case.
+    """Returns the claims to judge on a case of a subject.
 
-    The property is the shipped one that judges the subject. If there is none, the default claims are returned.
+    These are the claims of the shipped property that judges the subject. If no shipped property judges the subject, the
+    result is the default claims.
 
     Args:
         like: Name of the shipped property whose claims to use, for your own subject.
 
     Raises:
-        Misuse: no property has that name, or only one of the property and the case is about refusals.
+        Misuse: no property has that name, the property is about refusals but the case is not, or the case is about
+            refusals but the property is not.
     """
     from equivtest.verdicts.judging import default_claims
 

@@ -1,4 +1,4 @@
-"""Tests if a process that is forked from this one can run a backward.
+"""Tests if a process that is forked from this process can run a backward.
 
 Once the autograd engine has started a thread in this process, torch raises for each backward in a fork of this process.
 The first backward of a process starts a thread for each device except the CPU, also for a vendor's device.  A backward

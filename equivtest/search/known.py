@@ -97,7 +97,7 @@ class Condition:
 
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
-    """The fields that decide if an entry counts. They are versions of packages, and the day on which it expires."""
+    """The fields that decide if an entry counts: versions of packages, and the day on which the entry expires."""
 
     versions: tuple[tuple[str, str], ...] = ()
     expires: datetime.date | None = None

@@ -166,7 +166,7 @@ def _require_same_roots(run: CapturedRun, case: CapturedCase) -> None:
 
 
 def _ranks_by_share(manifest: Manifest) -> list[list[int]]:
-    """Returns, for each part of a divided batch, the ranks that have its rows."""
+    """Returns, for each part of a divided batch, the ranks that have the rows of the part."""
     if manifest.batch == WHOLE:
         return [list(range(manifest.world_size))]
     axis = manifest.axes.index(manifest.batch_axis) if manifest.batch_axis in manifest.axes else 0

@@ -31,5 +31,8 @@ class GatedBlock(nn.Module):
 
 
 def gated_block() -> nn.Module:
-    """Makes a block with five hidden features: two or three ranks divide them unevenly, and one of four has none."""
+    """Makes a block with five hidden features.
+
+    Two or three ranks divide the features unevenly, and one of four ranks has no feature.
+    """
     return GatedBlock(2, 5)

@@ -60,7 +60,8 @@ def read_secret() -> bytes:
 def admitting(secret: bytes) -> Exchange:
     """Proves on the listening side that this process knows the secret, and checks the peer's proof.
 
-    The generator yields (bytes to send, number of bytes to receive) and is sent the received bytes.
+    The generator yields (bytes to send, number of bytes to receive).
+    The caller sends the received bytes to the generator.
 
     Raises:
         NotTheSame: the peer's proof is wrong.
@@ -77,7 +78,8 @@ def admitting(secret: bytes) -> Exchange:
 def introducing(secret: bytes) -> Exchange:
     """Proves on the connecting side that this process knows the secret, and checks the listener's proof.
 
-    The generator yields (bytes to send, number of bytes to receive) and is sent the received bytes.
+    The generator yields (bytes to send, number of bytes to receive).
+    The caller sends the received bytes to the generator.
 
     Raises:
         NotTheSame: the listener's proof is wrong, or the listener is no process of equivtest.
