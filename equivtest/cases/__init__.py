@@ -1,1 +1,1 @@
-"""The common base of all families: cases, the drawing of their values, and functions that subjects share."""
+"""Defines what all families have in common: cases, the drawing of values, and functions that subjects share."""

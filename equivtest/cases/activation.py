@@ -11,9 +11,10 @@ X_ALONE = ((), ("x",))
 
 
 class ActivationCase(Case):
-    """A case with fields for the tensors that need a gradient, and for the memory format of x and the cotangent.
+    """A case with two more kinds of fields: for the gradients of tensors, and for the memory format.
 
-    The subclass declares these fields, in an order that it chooses.
+    One kind says which tensors need a gradient. The other kind gives the memory format of x and of the cotangent. The
+    subclass declares these fields, in an order that it chooses.
     """
 
     requires_grad: tuple[str, ...]

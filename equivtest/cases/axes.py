@@ -34,7 +34,7 @@ Label = Callable[[Any], Hashable]
 
 
 def itself(entry: T) -> T:
-    """Returns the entry.  As a `Label`, this function puts each entry of a table into a separate class."""
+    """Returns the entry unchanged. As a `Label`, this function puts each entry of a table into a separate class."""
     return entry
 
 
@@ -48,10 +48,10 @@ def is_several(number: int) -> bool:
 
 
 def kind_of_mesh(mesh: Shape) -> tuple[bool, ...]:
-    """Returns, for each axis of the mesh, True if the axis has several ranks: `(2, 1) -> (True, False)`.
+    """Returns one bool for each axis of the mesh, True if the axis has several ranks: `(2, 1) -> (True, False)`.
 
-    As a `Label`, this function makes a covering array combine each of these classes of meshes, and not each mesh, with
-    other values.
+    As a `Label`, this function puts meshes into classes. A covering array then combines each class of meshes with other
+    values, instead of each mesh.
     """
     return tuple(map(is_several, mesh))
 
@@ -71,7 +71,7 @@ class Draw(Protocol):
 
 @dataclass(frozen=True)
 class Axis:
-    """The values that a field is drawn from.
+    """The set of values from which a field is drawn.
 
     Attributes:
         pick: Function (draw, name of the field, fields drawn before) -> value of the field.
@@ -86,7 +86,10 @@ def table(*entries: Any, label: Label = itself) -> Axis:
 
 
 def table_of(entries: Callable[[Fields], Sequence[Any]], label: Label = itself) -> Axis:
-    """Returns an axis whose entries are the result of `entries` for the fields that were drawn before."""
+    """Returns an axis whose entries depend on the fields that were drawn before.
+
+    `entries` is the function from these fields to the entries.
+    """
     return Axis(lambda draw, name, fields: draw.pick(name, tuple(entries(fields)), label))
 
 
@@ -114,9 +117,10 @@ def edge_sizes(world_size: int) -> tuple[int, ...]:
 
 @cache
 def residues(world_size: int) -> Label:
-    """Returns a `Label` that puts the size of a dim into one of four classes, by how `world_size` ranks divide it.
+    """Returns a `Label` that puts the size of a dim into one of four classes, by how `world_size` ranks divide the dim.
 
-    The classes are 'divisible', 'fewer than ranks', 'empty shard' if the last rank has no element, and 'uneven'.
+    The classes are 'divisible', 'fewer than ranks', 'empty shard' and 'uneven'. The class is 'empty shard' if the last
+    rank has no element.
     """
 
     def residue(size: int) -> str:
@@ -208,10 +212,10 @@ def subsets(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
 
 @cache
 def kinds_of_gradients(names: tuple[str, ...]) -> Label:
-    """Returns a `Label` with five classes of subsets of `names`, whose first name is the input.
+    """Returns a `Label` with five classes of subsets of `names`. The first of the names is the input.
 
-    The classes are 'all', 'none', 'input alone', 'no input' for other names without the input, and 'some' for the input
-    with some other names.
+    A subset of all names is 'all', and the empty subset is 'none'. The input alone is 'input alone'. The input with
+    some other names is 'some'. Other names without the input are 'no input'.
     """
 
     def kind(subset: tuple[str, ...]) -> str:
@@ -223,9 +227,9 @@ def kinds_of_gradients(names: tuple[str, ...]) -> Label:
 
 
 def gradients(names: Callable[[Fields], tuple[str, ...]]) -> Axis:
-    """Returns the axis of a field with the names of the tensors that need a gradient.
+    """Returns the axis of a field that lists the tensors that need a gradient.
 
-    Most draws have all `names`. The other draws have any subset of them.
+    Most draws list all `names`. The other draws list any subset of `names`.
     """
 
     def pick(draw: Draw, name: str, fields: Fields) -> Any:

@@ -39,7 +39,7 @@ POISONS = ("large", "nan", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Some fields of a case that belong together.
+    """A group of fields that belong together, such as the fields of training.
 
     `repr` and JSON write these fields among the case's other fields.
 
@@ -47,7 +47,7 @@ class Part:
     """
 
     def __post_init__(self) -> None:
-        """Raises Misuse, naming the value and the limit, if a field is not valid."""
+        """Checks each field. Raises Misuse, with the value and the limit, if a field is not valid."""
         for message in broken_rules(self):
             raise Misuse(message)
 
@@ -94,7 +94,7 @@ class Case:
         CASE_TYPES[cls.__name__] = cls
 
     def __post_init__(self) -> None:
-        """Raises Misuse, naming the value and the limit, if the case is not valid."""
+        """Checks the case. Raises Misuse, with the value and the limit, if the case is not valid."""
         for message in broken_rules(self):
             raise Misuse(message)
         require(len(self.values) > 0, "values must hold at least one (mode, seed)")
@@ -116,17 +116,16 @@ class Case:
     def modes_drawn(cls) -> tuple[tuple[str, ...], ...]:
         """Lists combinations of modes for the draws of one case.
 
-        Each mode alone is listed once, and the combination of all modes 16 times.
-
-        A combination that is listed more often is drawn more often.  A class may define MODES_DRAWN instead.
+        The list has each mode alone once, and the combination of all modes 16 times. A combination that is listed more
+        often is drawn more often. A class may define MODES_DRAWN instead.
         """
         return cls.MODES_DRAWN or (*((mode,) for mode in cls.VALUE_MODES), *[cls.VALUE_MODES] * 16)
 
     def check_fields(self) -> None:
-        """Raises Misuse unless the fields fit together. Each field alone was checked before."""
+        """Raises Misuse unless the fields fit each other. The rules of each single field were checked before."""
 
     def check_layouts(self) -> None:
-        """Raises Misuse unless the tensors fit together. Each tensor's layout was checked before."""
+        """Raises Misuse unless the tensors fit each other. The layout of each single tensor was checked before."""
 
     def __repr__(self) -> str:
         """Returns code that makes the case again. Fields with their default value are left out.
@@ -205,9 +204,10 @@ class Case:
         return f"rank {group.index(process)} of {self.world_size} (process {process})"
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes every tensor by name: first the tensors that the subject gets, then those that it must return.
+        """Describes every tensor by name.
 
-        Both groups have the order of the subject's arguments.
+        The tensors that the subject gets come first, followed by the tensors that the subject must return. Both groups
+        have the order of the subject's arguments.
         """
         raise NotImplementedError
 
@@ -238,7 +238,10 @@ class Case:
 
     @property
     def shard_kind(self) -> str:
-        """How the ranks divide the case's most uneven tensor: 'even', 'uneven', or 'empty' if some shard is empty."""
+        """How the ranks divide the most uneven tensor of the case.
+
+        The value is 'even', 'uneven', or 'empty' if some shard is empty.
+        """
         return self.worst_shard_kind(self.tensors)
 
     @property
@@ -250,7 +253,7 @@ class Case:
         return frozenset({"even" if self.shard_kind == "even" else "uneven"})
 
     def worst_shard_kind(self, names: Iterable[str]) -> str:
-        """Returns how the ranks divide the most uneven one of the named tensors: 'even', 'uneven' or 'empty'."""
+        """Returns how the ranks divide the most uneven of the named tensors: 'even', 'uneven' or 'empty'."""
         placed = [self.tensors[name] for name in names]
         kinds = {shard_kind(tensor.shape, tensor.layout, self.mesh_shape) for tensor in placed}
         return next(kind for kind in ("empty", "uneven", "even") if kind in kinds)
@@ -315,7 +318,7 @@ class Case:
 
 
 class Refused:
-    """First base class of each case class whose cases are outside the contract. Every rank must refuse such cases."""
+    """First base class of each class of cases outside the contract. Every rank must refuse such cases."""
 
 
 def require(holds: bool, message: str) -> None:  # noqa: FBT001  (reads as a sentence)
@@ -421,7 +424,7 @@ def from_data(data: Any) -> Case:
 
 
 def from_code(text: str) -> Case:
-    """Reads the code that `repr` printed, without running it, and returns the case.
+    """Reads a case from the code that `repr` printed, without running the code.
 
     Raises:
         Misuse: the text is not a call of a known case class with literal keyword arguments.
@@ -445,12 +448,12 @@ def from_code(text: str) -> Case:
 
 
 def at_step(step: int, name: str) -> str:
-    """Returns the name, in another step, of a tensor of step 1: (2, 'output') -> 'step2.output'."""
+    """Returns the name that a tensor of step 1 has in another step: (2, 'output') -> 'step2.output'."""
     return name if step == 1 else f"step{step}.{name}"
 
 
 def in_one_step(name: str) -> str:
-    """Returns the name, in step 1, of a tensor of any step: 'step2.output' -> 'output'."""
+    """Returns the name that a tensor of any step has in step 1: 'step2.output' -> 'output'."""
     return re.sub(r"^step\d+\.", "", name)
 
 
@@ -461,7 +464,7 @@ def import_cases() -> None:
 
 
 def _nested(case_type: type[Case], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns written fields with the fields of each part in a separate dict."""
+    """Returns the written fields, after moving the fields of each part into a separate dict."""
     nested = dict(fields)
     for field in dataclasses.fields(case_type):
         if isinstance(field.default, Part):

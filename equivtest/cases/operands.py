@@ -1,4 +1,4 @@
-"""Layouts of partial tensors, whose operands the harness passes stacked."""
+"""Computes layouts of partial tensors. The harness passes the operands of such a tensor as one stacked tensor."""
 
 from __future__ import annotations
 

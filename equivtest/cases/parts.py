@@ -52,7 +52,9 @@ class ByCase(Generic[P, R]):
 
 
 def by_case(*parts: str) -> Callable[[Callable[Concatenate[Any, P], R]], ByCase[P, R]]:
-    """Makes a `ByCase` of the decorated function, which is the body for case classes without their own body.
+    """Returns a decorator that makes a `ByCase` of a function.
+
+    The decorated function is the body for classes without their own body.
 
     Args:
         parts: Names of the modules of a family that a call imports first, such as 'oracle'.
@@ -98,7 +100,10 @@ PARTS = ("collectives", "oracle", "subject", "values")
 
 @functools.cache
 def _load(case_type: type, parts: tuple[str, ...]) -> None:
-    """Imports the named parts, if they exist, of the families of a case class and of its base classes."""
+    """Imports the named parts of the family of a case class, and of the families of its base classes.
+
+    Skips parts that do not exist.
+    """
     for base in case_type.__mro__:
         package = base.__module__.rpartition(".")[0]
         while package == PROGRAMS or package.startswith(f"{FAMILIES}."):

@@ -45,11 +45,12 @@ NUM_SEQUENCE_DIMS = (1, 1, 2, 2, 3)
 
 
 class Drawing:
-    """Picks entries of tables by Hypothesis.
+    """Picks entries of tables with Hypothesis.
 
-    Each entry carries the name of its axis.  Without the name, the tables of two axes can be equal, and Hypothesis
-    treats draws from both as the same draw.  Hypothesis then spends five examples in six on copies of another
-    example, in which the value of one draw is repeated in place of another draw's value.
+    Each entry carries the name of its axis. Without the name, the tables of two axes can be equal, and Hypothesis
+    treats draws from both as the same draw. Hypothesis then spends five of six examples on copies of another example,
+    in which the value of one draw is repeated in place of another draw's value.
+
     Source: ConjectureRunner.generate_mutations_from, Hypothesis 6.170.
     """
 
@@ -134,7 +135,7 @@ def dangerous_axes(cases: Callable[[Space], SearchStrategy[Any]]) -> tuple[str, 
 
 
 def _for_any_draw(pick: Callable[Concatenate[Draw, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Makes a function of a `Draw` also accept the draw function of Hypothesis."""
+    """Makes a `pick` that takes a `Draw` also take the draw function of Hypothesis."""
 
     @functools.wraps(pick)
     def picked(draw: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -159,7 +160,7 @@ def _pick_x_is_dtensor(draw: Draw, shape: tuple[int, ...], input_layout: str, wo
 
 
 def _pick_gradients(draw: Draw, names: tuple[str, ...]) -> dict[str, Any]:
-    """Draws the fields for the tensors in `names` that need a gradient, and for the tensors that are contiguous."""
+    """Draws the fields that say which tensors in `names` need a gradient, and which tensors are contiguous."""
     return {
         "requires_grad": draw.pick("requires_grad", subsets(names), kinds_of_gradients(names)),
         "x_contiguous": draw.pick("x_contiguous", (True, False)),
@@ -170,10 +171,12 @@ def _pick_gradients(draw: Draw, names: tuple[str, ...]) -> dict[str, Any]:
 def _pick_run(
     draw: Draw, world_size: int, modes_table: tuple[tuple[str, ...], ...], *, records: tuple[bool, ...] = RECORDS
 ) -> dict[str, Any]:
-    """Draws the fields that every case has besides its mathematics: values, poison, repeats, records and members.
+    """Draws the fields that every case has besides its mathematics.
+
+    The fields are values, poison, repeats, records and members.
 
     Args:
-        records: Values to draw `records` from. If empty, the result has no field `records`.
+        records: Values from which `records` is drawn. If empty, the result has no field `records`.
     """
     fields: dict[str, Any] = {
         "values": axes.pick_values(draw, modes_table),

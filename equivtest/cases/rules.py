@@ -13,7 +13,7 @@ class Rule(Protocol):
     """Requirement on the value of one field. The case checks requirements between fields."""
 
     def broken(self, value: Any) -> str:
-        """Returns the requirement as text if the value breaks the requirement, or ''."""
+        """Returns the requirement as text if the value breaks the requirement. Returns '' if the value fulfils it."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Dims:
 
 @dataclass(frozen=True)
 class SomeOf:
-    """Requires a tuple of any number of `values`.
+    """Requires a tuple with some, all or none of `values`.
 
     Each value may occur at most once, and the order is that of `values`.
     """

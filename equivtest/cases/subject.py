@@ -67,7 +67,7 @@ def dtensor_of(
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a detached copy of a tensor, made without a collective.
+    """Returns a detached copy of a tensor. No collective is called.
 
     `DTensor.clone` is not used, because it adds the operands of a partial tensor in a collective.
 
@@ -83,9 +83,10 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def flattened_mesh(device_type: str, mesh_shape: tuple[int, ...]) -> DeviceMesh:
-    """Makes a mesh of the whole world, with ranks in the harness's order, and flattens it to one more axis, 'both'.
+    """Makes a mesh of the whole world, and flattens the mesh to one more axis with the name 'both'.
 
-    The function does not flatten the harness's own mesh, because a flattened mesh stays with its root mesh for good.
+    The ranks have the harness's order. The function does not flatten the harness's own mesh, because a flattened mesh
+    stays with its root mesh for good.
     """
     mesh = init_device_mesh(device_type, mesh_shape, mesh_dim_names=("outer", "inner"))
     mesh._flatten("both")
@@ -103,7 +104,7 @@ def own_operand(given: torch.Tensor, whole: layout.Layout) -> torch.Tensor:
 
 
 def torch_placement(case: Case, name: str) -> Placement:
-    """Returns the contract's placement of tensor `name` as a placement of torch.
+    """Converts the contract's placement of tensor `name` to a placement of torch.
 
     If the placement shards the last dim, that dim is -1, as users write it.
     """

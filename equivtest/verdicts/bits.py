@@ -1,4 +1,4 @@
-"""Compares one tensor on every rank, bit by bit, with the tensor that it should copy."""
+"""Compares the bits of one tensor on every rank with the bits of the oracle's tensor."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ Excuse = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def bits_mismatch(
     name: str, expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape: Shape, excuse: Excuse
 ) -> Mismatch | None:
-    """Describes the first element with wrong bits, on any rank; None if there is none.
+    """Describes the first element with wrong bits, on any rank. Returns None if no element has wrong bits.
 
-    Skips padding, elements that `excuse` excuses, and zeros in place of numbers that the backend declares to flush.
-    Skips tensors with another shape or dtype, or under a partial layout, because other claims judge such tensors.
+    Skips padding and elements that `excuse` excuses. Also skips a zero in place of a small number, if the backend
+    declares that it flushes such numbers. Skips tensors with another shape or dtype, or under a partial layout, because
+    other claims judge such tensors.
     """
     assert expected.bits is not None
     wrong: dict[int, int] = {}
@@ -61,7 +62,10 @@ def form_mismatch(name: str, first: Mapping[int, Placed], again: Mapping[int, Pl
 
 
 def repeat_mismatch(name: str, first: Mapping[int, Placed], again: Mapping[int, Placed]) -> Mismatch | None:
-    """Describes the first element, on any rank, whose bits differ in the second run; None if there is none."""
+    """Describes the first element, on any rank, whose bits differ in the second run.
+
+    Returns None if no bits differ.
+    """
     for rank, once in first.items():
         left, right = once.local, again[rank].local
         differing = (as_bits(left) != as_bits(right)).reshape(-1)
@@ -96,7 +100,10 @@ def no_excuse(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def where_both_are_zero(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Returns the mask of elements that are zero in both tensors, with any signs: see `ExpectedTensor.is_sum`."""
+    """Returns the mask of elements that are zero in both tensors. The signs of the zeros may differ.
+
+    See `ExpectedTensor.is_sum`.
+    """
     return (expected == 0) & (actual == 0)
 
 
@@ -111,7 +118,9 @@ def where_zeros_were_added(actual: torch.Tensor, expected: torch.Tensor) -> torc
 
 
 def where_flushed(actual: torch.Tensor, expected: torch.Tensor, below: float) -> torch.Tensor:
-    """Returns the mask of numbers nearer to zero than `below` that became +0.0, or a zero with the number's sign.
+    """Returns the mask of numbers that a backend flushed to zero.
+
+    Such a number is nearer to zero than `below`, and the actual element is +0.0 or a zero with the number's sign.
 
     Source: LLVM Language Reference, denormal-fp-math: "positive-zero" and "preserve-sign".
     """
@@ -120,7 +129,9 @@ def where_flushed(actual: torch.Tensor, expected: torch.Tensor, below: float) ->
 
 
 def _pair(bits: torch.Tensor, placed: Placed, mesh_shape: Shape, rank: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Returns (actual, expected) elements of a rank without padding; None if shape, dtype or layout do not allow it.
+    """Returns (actual elements of the rank, expected elements of the rank), both without padding.
+
+    Returns None if the rank's tensor has a partial layout, or another shape or dtype than the expected elements.
 
     Args:
         bits: The right value, a global tensor.
@@ -142,7 +153,10 @@ def _pair(bits: torch.Tensor, placed: Placed, mesh_shape: Shape, rank: int) -> t
 
 
 def _flat_range(bits: torch.Tensor, placed: Placed, mesh_shape: Shape, rank: int) -> tuple[int, int] | None:
-    """Returns (start, stop) of the rank's elements in the flattened tensor; None if the layout is not `Flat`."""
+    """Returns the indices (start, stop) of the rank's elements in the flattened tensor.
+
+    Returns None if the layout is not `Flat`.
+    """
     axis = flat_axis(placed.layout)
     if axis is None:
         return None

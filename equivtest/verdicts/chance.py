@@ -1,4 +1,4 @@
-"""The claim on chance: a likely number of elements is dropped, and different shards drop different elements.
+"""Defines the claim on chance: dropout drops a likely number of elements, and different elements in different shards.
 
 If a subject is right, it drops elements independently of one another, both within a shard and across ranks. Then each
 count of dropped elements has a binomial distribution. For two shards, the number of pairs of elements that are both
@@ -45,18 +45,18 @@ class Count:
     pairs: bool = False
 
     def limits(self, num_counts: int) -> tuple[int, int]:
-        """Returns (low, high), such that `count` is seldom outside of low..high by chance.
+        """Returns (low, high), the limits between which `count` lies in nearly all runs.
 
-        The probability of this is at most FALSE_ALARM / num_counts.
+        By chance `count` is below `low` or above `high` with a probability of at most FALSE_ALARM / num_counts.
         """
         delta = 2 * DELTA if self.pairs else DELTA  # of p**2 + (1 - p)**2, whose slope is at most 2
         return count_limits(self.num, self.probability, limits.FALSE_ALARM / num_counts, delta=delta)
 
 
 def judge_chance(case: Case, expected: Expected, answers: Answers) -> Judgement | None:
-    """Judges the counts of dropped elements; returns None if the case draws nothing at random.
+    """Judges the counts of dropped elements. Returns None if the case draws nothing at random.
 
-    The verdict is inconclusive if the ranks' tensors have other shapes or layouts than expected.  A case for which
+    The verdict is inconclusive if the layout or the shape of some rank's tensor is not as expected. A case for which
     `Case.draws_at_random` is true has enough elements that each count can fail.
     """
     wrong, agreeing = [], []
@@ -92,7 +92,10 @@ def _kept(case: Case, expected: Expected, name: str, answers: Answers) -> Mappin
 
 
 def _counts(kept: Mapping[int, torch.Tensor], q: float) -> Iterator[Count]:
-    """Counts the kept elements of each rank and of all ranks, and the elements on which each pair of ranks agrees."""
+    """Yields the number of kept elements on each rank, and on all ranks together.
+
+    Then yields, for each pair of ranks, the number of elements that both ranks keep or both ranks drop.
+    """
     for rank, part in kept.items():
         yield Count(rank, "elements of the rank kept", part.numel(), int(part.sum()), q)
     if len(kept) > 1:

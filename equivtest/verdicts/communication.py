@@ -1,4 +1,4 @@
-"""The claim on collectives: compares the recorded collectives with the documented ones."""
+"""Defines the claim on collectives, which compares the recorded collectives with the documented ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equivtest.verdicts.verdict import Judgement, Mismatch
 
 
 def judge_collectives(case: Case, expected: Expected, answers: Answers) -> Judgement | None:
-    """Judges the collectives' kinds, counts and bytes; their order within a phase is free.
+    """Judges the kinds, counts and bytes of the collectives. Their order within a phase is not judged.
 
     Returns None if no rank could record a collective: see `equivtest.ranks.observe.recording.is_recordable`.
     """

@@ -75,9 +75,10 @@ def _judge_groups(
 
 
 def _judge_run(subject: str, case: Case, replies: Sequence[Reply], claim: Claim) -> tuple[Judgement, str] | None:
-    """Returns (judgement, detail) if some rank returned no tensors or the case must be refused; None for any other run.
+    """Judges a run in which some rank returned no tensors, or whose case must be refused.
 
-    The detail is a text for the message, see `_tell`; '' if every rank refused the case.
+    Returns (judgement, detail), or None for any other run. The detail is a text for the message: see `_tell`. If every
+    rank refused the case, the detail is ''.
 
     Raises:
         Misuse: a rank reports that the subject breaks its contract with the harness.
@@ -105,15 +106,16 @@ def _judge_refusal(case: Case, replies: Sequence[Reply]) -> tuple[Judgement, str
 
 
 def _cause(replies: Sequence[Reply]) -> Reply | None:
-    """Returns the reply that ended the run; None if no reply did.
+    """Returns the reply that ended the run. Returns None if no reply ended the run.
 
-    This reply is the first cause of a failure. If no rank failed, it is a reply that calls the case unsupported.
+    If a rank failed, the result is the reply with the first cause of the failure. If no rank failed, the result is a
+    reply that calls the case unsupported.
     """
     return first_cause(replies) or next((reply for reply in replies if reply.outcome in UNABLE), None)
 
 
 def _tell(case: Case, cause: Reply, replies: Sequence[Reply]) -> str:
-    """Describes the first cause in full, then each other rank in one line; adds the stacks of hanging ranks."""
+    """Describes the first cause in full and each other rank in one line, and adds the stacks of hanging ranks."""
     lines = [f"{case.name_rank(cause.rank)} {_in_words(cause)}", _without_repetition(cause)]
     alike = [reply for reply in replies if (reply.outcome, reply.error_text) == ("raised", cause.error_text)]
     if len(alike) == len(replies) > 1:

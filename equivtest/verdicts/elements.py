@@ -71,7 +71,7 @@ class Part:
 def shape_mismatch(
     name: str, expected: ExpectedTensor, answers: Mapping[int, Placed | None], mesh_shape: Shape
 ) -> Mismatch | None:
-    """Describes the first rank whose tensor is missing, or has another shape or dtype than the expected shard.
+    """Describes the first rank whose tensor is missing, or whose shape or dtype differs from the expected shard's.
 
     If there is no such rank, describes a partial layout that differs between ranks, or an element that no rank holds.
     Returns None if there is no such layout or element either.
@@ -137,7 +137,7 @@ def _missing(name: str, rank: int, expected: ExpectedTensor) -> Mismatch:
 
 
 def _fitted(name: str, placed: Placed, expected: ExpectedTensor, shape: Shape, mesh_shape: Shape, rank: int) -> str:
-    """Explains how to mend a tensor with a wrong local shape or dtype; '' if the remedy is unknown."""
+    """Explains how to mend a tensor with a wrong local shape or dtype. Returns '' if the remedy is unknown."""
     local = tuple(placed.local.shape)
     dim = divided_dim(shape, local, mesh_shape, rank) if shape == tuple(expected.value.shape) else None
     if dim is not None:
@@ -192,10 +192,10 @@ def _mixed_operands(name: str, answers: Mapping[int, Placed | None]) -> Mismatch
 def judge_values(
     name: str, expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape: Shape
 ) -> tuple[Mismatch | None, float]:
-    """Returns (mismatch at the worst element of all ranks, largest quotient of an error and its allowance).
+    """Returns (mismatch, quotient) for the element whose error is largest in relation to its allowed error.
 
-    The mismatch is None if no element is wrong, which means that the quotient is at most 1.
-    The caller has checked shapes and dtypes.
+    All ranks' elements are compared. The quotient is this element's error divided by its allowed error. The mismatch is
+    None if no element is wrong, which means that the quotient is at most 1. The caller has checked shapes and dtypes.
     """
     parts = parts_of(expected, answers, mesh_shape)
     if all(torch.equal(part.actual, part.expected) for part in parts):  # the usual case, without the arithmetic
@@ -213,7 +213,10 @@ def judge_values(
 
 
 def _drawing(found: Mismatch, layout: Layout, parts: list[Part], ratios: Mapping[int, torch.Tensor]) -> Drawing | None:
-    """Returns which rank holds which element of the tensor; None if there are too many elements for a picture."""
+    """Returns a picture of the elements that each rank holds.
+
+    Returns None if there are too many elements for a picture.
+    """
     assert found.global_shape is not None
     if sum(part.actual.numel() for part in parts) > MOST_DRAWN or math.prod(found.global_shape) > MOST_DRAWN:
         return None
@@ -237,16 +240,16 @@ def _places(part: Part, shape: Shape) -> torch.Tensor:
 
 
 def parts_wrong(parts: list[Part]) -> Elements:
-    """Returns 1-D tensors (actual, expected, allowed) of the wrong elements of each rank.
+    """Returns three 1-D tensors for each rank with wrong elements: (actual, expected, allowed).
 
-    Leaves out ranks without wrong elements.
+    The tensors contain only the wrong elements. Ranks without wrong elements are left out.
     """
     found = [tuple(each[part.ratio > 1] for each in (part.actual, part.expected, part.allowed)) for part in parts]
     return [(actual, expected, allowed) for actual, expected, allowed in found if actual.numel()]
 
 
 def is_too_wide(expected: ExpectedTensor) -> bool:
-    """True if the allowance is so wide that an error within it proves nothing; see `says_nothing`."""
+    """True if the allowed error is so large that an error within it proves nothing: see `says_nothing`."""
     is_wide = expected.allowed is not None and says_nothing(expected.value, expected.allowed, expected.scale)
     return is_wide or expected.is_open
 

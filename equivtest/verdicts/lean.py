@@ -59,7 +59,11 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Lean:
-    """A weighted sum of errors; `ratio` is (|sum| - LEAN_SKEW sum |error|) / root of the sum of squares."""
+    """A weighted sum of errors.
+
+    `ratio` is (|sum| - LEAN_SKEW * S) / R. S is the sum of the absolute weighted errors, and R is the root of the sum
+    of their squares.
+    """
 
     ratio: float
     what: str
@@ -99,7 +103,7 @@ def judge_lean(
 
 
 def _distinct(parts: list[Part], layout: Layout, mesh_shape: Shape) -> list[Part]:
-    """Returns one part of each group of replicas, so that no error counts twice; leaves out empty parts."""
+    """Returns one part of each group of replicas, so that no error counts twice. Leaves out empty parts."""
     first = {group[0] for group in replicas(layout, mesh_shape)}
     return [part for part in parts if part.rank in first and part.actual.numel()]
 

@@ -38,10 +38,10 @@ def write_message(verdict: Verdict, *, replay: str = "") -> str:
 
 
 def write_brief_message(verdict: Verdict, replay: str) -> str:
-    """Describes the failure in full, or in five lines if every rank of a user's program raised the same exception.
+    """Describes the failure, like `write_message` or in only five lines.
 
-    The full description is that of `write_message`. The five lines show the innermost line of the user's code. They
-    leave out the traceback, which the replay file has.
+    The five lines are for a user's program that raised the same exception on every rank. They show the innermost line
+    of the user's code. They leave out the traceback, which the replay file has.
     """
     first, *others = verdict.detail.splitlines() or [""]
     frames = list(users_frames(others).values())
@@ -110,7 +110,10 @@ def _error(mismatch: Mismatch) -> str:
 
 
 def on_factors(factors: Mapping[str, float]) -> list[str]:
-    """Returns one line for each factor that a backward applies and removes again; the line names the tensors."""
+    """Returns one line for each factor by which a backward multiplies gradients, and which the backward removes again.
+
+    The line names the tensors that have the factor.
+    """
     by_factor: dict[float, list[str]] = {}
     for name, factor in factors.items():
         by_factor.setdefault(factor, []).append(name)

@@ -43,9 +43,9 @@ def judge_training(case: Case, expected: Expected, answers: Answers) -> Judgemen
 def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Iterable[str]) -> Judgement:
     """Judges each named tensor on every rank: its shape, then its values, then whether its errors lean to one side.
 
-    A tensor whose allowance is too wide counts as right only if its values are within `ExpectedTensor.resolution`. If
-    the values are within the allowance but not within the resolution, the claim is open, unless another tensor proves
-    the claim wrong.
+    If a tensor's bound is too wide, its values count as right only within `ExpectedTensor.resolution`. Values within
+    the bound but not within the resolution leave the claim open. The claim fails all the same if another tensor is
+    wrong.
     """
     shapes, values, agreeing, margin, is_open = [], [], [], 0.0, False
     margins: dict[str, float] = {}

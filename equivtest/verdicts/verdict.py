@@ -114,7 +114,7 @@ class Verdict:
 
     @property
     def first_tensor(self) -> str:
-        """Name of the first wrong tensor; '' if the failure concerns no tensor."""
+        """Name of the first wrong tensor. The name is '' if the failure concerns no tensor."""
         return next((mismatch.tensor for mismatch in self.judgement.mismatches), "")
 
     @property
@@ -175,11 +175,11 @@ class ReplicaMismatch(ClaimFailed, kind="replica", headline="{tensor} differs be
 class InputTouched(
     ClaimFailed, kind="touched", headline="{tensor} has other values or another requires_grad than before"
 ):
-    """The subject changed one of its input tensors."""
+    """The subject changed a tensor that the harness passed to it."""
 
 
 class BitsMismatch(ClaimFailed, kind="bits", headline="{tensor} has other bits than the unsharded computation"):
-    """A value without any rounding has other bits than the oracle's value."""
+    """A value that is computed without rounding has other bits than the oracle's value."""
 
 
 class RepeatMismatch(ClaimFailed, kind="repeat", headline="{tensor} differs when the case runs again"):
@@ -195,11 +195,11 @@ class ChanceMismatch(
 
 
 class CollectiveMismatch(ClaimFailed, kind="collectives", headline="other collectives than the documented ones"):
-    """The kinds, counts or bytes of the collectives differ from those of the documented collectives."""
+    """The recorded collectives differ from the documented collectives in kind, count or bytes."""
 
 
 class NotRefused(ClaimFailed, kind="not_refused", headline="a case outside the contract was not refused alike"):
-    """A case outside the contract was not refused alike on every rank."""
+    """At least one rank did not refuse a case outside the contract, or the ranks refused it in different ways."""
 
 
 class RankRaised(ClaimFailed, kind="raised", headline="a rank raised", ends_run=True):

@@ -32,7 +32,7 @@ def odd_integers(shape: Sequence[int], low: int, high: int, source: torch.Genera
 
 
 def signs(shape: Sequence[int], source: torch.Generator) -> torch.Tensor:
-    """Draws an int64 tensor of +1 and -1 at random."""
+    """Draws an int64 tensor in which each element is +1 or -1 at random."""
     return odd_integers(shape, 1, 1, source)
 
 

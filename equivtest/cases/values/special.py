@@ -46,10 +46,11 @@ NUM_SPECIAL = len(special_patterns("float32"))
 
 
 def draw_special(dtype_name: str, number: int, shape: tuple[int, ...], source: torch.Generator) -> torch.Tensor:
-    """Draws a global tensor with one special value at its first element and at a third of the others.
+    """Draws a global tensor in which one special value occurs several times.
 
-    Another third of the others is -0.0, the only value that is lost when zeros are added. The rest are odd integers.
-    Each draw has only one kind of special value, so that a failure shrinks to this value.
+    The first element and a third of the other elements have the special value. Another third is -0.0, the only value
+    that is lost when zeros are added. The rest are odd integers. Each draw has only one kind of special value, so that
+    a failure shrinks to this value.
 
     Args:
         number: Index into `special_patterns`, taken modulo the number of patterns.
@@ -64,7 +65,7 @@ def draw_special(dtype_name: str, number: int, shape: tuple[int, ...], source: t
 
 
 def draw_patterns(dtype_name: str, start: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """Draws a global tensor of consecutive bit patterns, from number `start` on.
+    """Draws a global tensor of consecutive bit patterns. The first element has the pattern number `start`.
 
     After the last pattern comes number 0.
     """
