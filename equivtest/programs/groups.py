@@ -98,7 +98,7 @@ class Training:
         step: Function (module, mesh, micro_batches, optimizer) -> outputs. Every rank calls the function for each step
             of training, from forward to update. See docs/how-to/training.md.
         steps: Number of steps. Each step has different inputs. If None, there are 2 steps with an optimizer, and 1 step
-            without.
+            without an optimizer.
         micro_batches: Number of micro-batches into which a rank's rows are cut for a step.
         max_norm: The norm to which gradients are clipped before the update. If 0, gradients are not clipped.
         norm_type: The type of the norm: 1, 2 or math.inf.

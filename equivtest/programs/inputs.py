@@ -111,7 +111,10 @@ def _input(kind: str, shape: Sequence[int | str]) -> Input:
 
 
 class Kind(NamedTuple):
-    """A parsed kind: `mask(hides, int64)` has the word `mask`, no numbers, and the words `hides` and `int64`."""
+    """The parsed text of a kind.
+
+    For example, `mask(hides, int64)` has the word `mask`, no numbers, and the words `hides` and `int64`.
+    """
 
     word: str
     numbers: tuple[int, ...]
@@ -173,9 +176,10 @@ def make_whole_numbers(
 ) -> torch.Tensor:
     """Makes an int64 or bool input of any kind except 'real'.
 
-    Ranks get different numbers of targets that are not ignored, and of elements that a mask keeps, whether the ranks
-    divide the rows or the last dim. Equal numbers would hide a mean of means. If the random draw makes the numbers
-    equal, one element is changed. If no change of one element makes them differ, they stay equal.
+    Ranks get different numbers of targets that are not ignored, and different numbers of elements that a mask keeps.
+    Equal numbers would hide a mean of means. The numbers differ if the ranks divide the rows, and also if the ranks
+    divide the last dim. If the random draw makes the numbers equal, one element is changed. If no change of one element
+    makes the numbers differ, they stay equal.
 
     Args:
         rows_per_rank: Number of rows of the first dim for each rank. If targets have one dim, some target of each rank

@@ -11,7 +11,7 @@ from equivtest.programs.fields import World
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MeshCase(Case):
-    """A case on a mesh of named axes, whose ranks lie in row-major order, or on one axis without a name."""
+    """A case on a mesh. The mesh has named axes, or one axis without a name. Its ranks lie in row-major order."""
 
     world: World = World()
 
@@ -67,7 +67,10 @@ def mesh_along(num_ranks: int, axes: tuple[str, ...], axis: str) -> Shape:
 
 
 def meshes_of(world_size: int, num_axes: int) -> tuple[Shape, ...]:
-    """Lists all mesh shapes of `world_size` ranks and `num_axes` axes, those with the longest first axis first."""
+    """Lists all mesh shapes of `world_size` ranks and `num_axes` axes.
+
+    The shape with the longest first axis comes first.
+    """
     if num_axes == 0:
         return ((),)
     if num_axes == 1:

@@ -56,7 +56,7 @@ def named_outputs(
 
 
 def _way_out(missing: str, names: Sequence[str]) -> str:
-    """Returns advice for a message: what to write for an output that does not exist."""
+    """Returns advice for the message about an output that does not exist."""
     if list(names) == [OUTPUT]:
         return "omit outputs, as it returns one tensor"
     ways = [name.removeprefix(f"{OUTPUT}.") for name in names]

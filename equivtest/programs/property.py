@@ -136,7 +136,7 @@ def _arguments(
     sizes: Mapping[str, Sequence[int]] | None,
     positional: Sequence[str],
 ) -> tuple[str, tuple[Any, ...], Fields]:
-    """Returns the field that differs between candidates, its values, and the fields of the module's inputs."""
+    """Returns (name of the field that differs between candidates, values of that field, fields of the inputs)."""
     if isinstance(inputs, Mapping):
         named = written(inputs)
         choices = combinations(sizes_in(named), sizes or {})
@@ -150,7 +150,9 @@ def _arguments(
 
 
 def _named_with(options: Options, build: str, parallelize: str) -> list[tuple[tuple[tuple[str, str], ...], str, str]]:
-    """Lists each combination of options, the simplest first, with the names of both functions with these options.
+    """Lists (options, name of `build`, name of `parallelize`) for each combination, the simplest first.
+
+    A name contains the options that its function takes.
 
     Raises:
         Misuse: Neither function takes an option, an option has no values, a value is not plain data, or there are too

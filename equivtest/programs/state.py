@@ -1,6 +1,7 @@
 """Checks the contract of buffers that the forward changes.
 
-By the contract such buffers depend on a rank's own rows or on the whole batch.
+There are two contracts. Under 'own rows', such buffers depend on a rank's own rows. Under 'whole batch', they depend on
+the whole batch.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def require_state(case: ModuleCase) -> None:
 
 
 def _require_same_state(case: ModuleCase) -> None:
-    """Raises PropertyMisuse if the buffers after some rows differ from the buffers after the whole batch."""
+    """Raises PropertyMisuse if a forward on some rows leaves other buffers than a forward on the whole batch."""
     whole = case.program_of(case.num_rows)
     parts = [case.program_of(size) for size in sorted({1, *case.rows})]
     for name in (name for part in parts for name in differing_buffers(part, whole, case.row_names())):
@@ -72,7 +73,7 @@ def _require_same_state(case: ModuleCase) -> None:
 
 
 def require_own_norms(case: ModuleCase, parallel: nn.Module) -> None:
-    """Raises PropertyMisuse if a parallel module has another batch norm than torch's and the case has no contract.
+    """Raises PropertyMisuse if a case without a contract has a parallel batch norm that is not one of OWN_NORMS.
 
     The statistics of SyncBatchNorm, and of classes of other libraries that derive from it or from BatchNorm, may cover
     the rows of all ranks.
@@ -85,9 +86,9 @@ def require_own_norms(case: ModuleCase, parallel: nn.Module) -> None:
 
 
 def unnamed(what: str) -> str:
-    """Returns the message that a property must name one of the two contracts.
+    """Returns a message that asks the user to name one of the two contracts.
 
-    The message begins with `what`, the reason.
+    The message begins with the reason, `what`.
     """
     return (
         f"{what}, and each rank has its own rows: pass state={OWN_ROWS!r} if each rank's buffers follow its own rows, "
@@ -99,7 +100,8 @@ def unnamed(what: str) -> str:
 def differing_buffers(part: Program, whole: Program, row_names: tuple[str, ...]) -> tuple[str, ...]:
     """Names the buffers whose values after the first or the last rows differ from their values after the whole batch.
 
-    Buffers of OWN_NORMS are left out. If the module does not take so few rows, the result is empty.
+    Buffers of OWN_NORMS are left out. If the module does not take the small number of rows in `part`, the result is
+    empty.
     """
     num_rows = {name: shape[0] for name, _, shape in part.inputs if name in row_names}
     names = []

@@ -26,7 +26,7 @@ Options = tuple[tuple[str, str], ...]
 def module_cases(
     draw: DrawFn, space: Space, make: Callable[..., ModuleCase], varied: str, candidates: Candidates
 ) -> ModuleCase:
-    """Draws cases of one module, and of one way to parallelize it.
+    """Draws cases of one module that is parallelized in one way.
 
     Args:
         make: Function that makes a case from all drawn values.

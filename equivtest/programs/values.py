@@ -22,14 +22,15 @@ def draw_module(case: ModuleCase, index: int) -> dict[str, torch.Tensor]:
     """Draws the inputs, parameters and cotangents of a case, in the mode and with the seed of `case.values[index]`.
 
     Modes:
-        dense: Odd integers of random sign with magnitudes up to `largest`. The cotangent has +1 and -1.
-        real: Nearly normal numbers.  Parameters of two dims and more are divided by the root of the number of terms of
-            their sums, as in the initialisation of layers. Vectors, which may be scales, have magnitudes of 0.5 to 1.5.
+        dense: Odd integers of random sign with magnitudes up to `largest`. Each element of the cotangent is +1 or -1.
+        real: Nearly normal numbers.  A parameter with two or more dims is divided by the square root of the number of
+            terms in its sums, as in the initialisation of layers. A parameter with one dim may be a scale, so its
+            magnitudes are from 0.5 to 1.5.
 
-    In mode dense the cotangent, and parameters of one dim, which may be biases, are multiplied by the world size, so
-    that a division by the world size is exact. Ids, masks and similar inputs determine how many terms are added up. So
-    in mode dense these inputs are one of VARIANTS fixed draws, and the oracle proves for each of these draws that no
-    sum is rounded.
+    In mode dense, the cotangent and all parameters with one dim are multiplied by the world size, so that a division by
+    the world size is exact. A parameter with one dim may be a bias. Ids, masks and similar inputs determine how many
+    terms are added up. So in mode dense these inputs come from one of VARIANTS fixed draws, and the oracle proves for
+    each of these draws that no sum is rounded.
 
     Source: Partial._partition_value in torch.distributed.tensor.placement_types (2.13.0): a replicated tensor is
     divided by the number of ranks before it is added to a partial tensor. Data parallelism divides gradients by the

@@ -97,7 +97,7 @@ def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
 def _by_parts(case: ModuleCase, drawn: Tensors, held: Held) -> Expected:
     """Returns the right value of every judged tensor.
 
-    Unless the case is a step, this includes each boundary that the ranks recorded.
+    If the case has no step, the result also has each boundary that the ranks recorded.
     """
 
     if case.training.step:
@@ -111,7 +111,7 @@ def _by_parts(case: ModuleCase, drawn: Tensors, held: Held) -> Expected:
 
 
 def answered(case: ModuleCase, drawn: Tensors, found: Mapping[str, Found], runs: Sequence[Forced]) -> Expected:
-    """Returns the right value of every judged tensor, with boundaries, of a case that is judged by parts.
+    """Returns the right value of every judged tensor and boundary of a case that is judged by parts.
 
     Args:
         found: Right outputs and gradients, by name.
@@ -156,7 +156,7 @@ def _expected(case: ModuleCase, given: Tensors, found: Mapping[str, Found], bits
 
 
 def _dtypes(case: ModuleCase) -> dict[str, str]:
-    """Returns tensor -> name of its dtype, for judged tensors in another dtype than the case's."""
+    """Returns tensor -> name of its dtype, for each judged tensor whose dtype is not the case's dtype."""
     facts = case.facts
     found = {**facts.outputs, **{f"buffer.{name}": fact for name, fact in facts.buffers.items()}}
     return {name: fact.dtype for name, fact in found.items() if fact.dtype}

@@ -47,7 +47,7 @@ def _averaged(averages: Averages, stack: torch.Tensor) -> Found:
 
 
 def prove_exact(case: ModuleCase) -> int:
-    """Returns the largest number of bits that the sums of a case need, for any seeds.
+    """Returns the largest number of bits that a sum of the case needs, whatever the seeds are.
 
     Raises:
         Misuse: an operation of the module could round the values of this case.

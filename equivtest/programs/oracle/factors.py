@@ -108,7 +108,7 @@ def multiple_of(
 
 
 def _near(ratio: float, share: float) -> Iterator[float]:
-    """Yields up to two candidates for a factor from a ratio of norms. Each is a simple fraction times a power of two.
+    """Yields up to two factors near a ratio of norms. Each factor is a simple fraction times a power of two.
 
     The first candidate is the simplest fraction within NEAR roundings of the ratio, if there is one. The last candidate
     is the nearest fraction.

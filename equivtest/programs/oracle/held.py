@@ -98,8 +98,9 @@ def _own(placed: Mapping[int, Placed | None], rank: int, right: Bounded, rows: L
 
     The result is the rank's own tensor if that tensor agrees with the reference. If it does not agree, the rank may
     have exchanged rows with other ranks, as with the tokens of experts. The result then has rows of all ranks. If no
-    exchange of rows agrees with the reference either, the result is the rank's own tensor, which will be judged wrong.
-    If ranks have different numbers of rows, the result is None in that case.
+    exchange of rows agrees with the reference either, the result depends on the numbers of rows. If all ranks have the
+    same number of rows, the result is the rank's own tensor, which will be judged wrong. If the numbers differ, the
+    result is None.
 
     Args:
         rows: Layout of a tensor whose rows are divided among the ranks.
@@ -154,7 +155,10 @@ def _whole(placed: Mapping[int, Placed | None], mesh_shape: Shape, right: Bounde
 
 
 def _candidates(held: Mapping[int, Placed], mesh_shape: Shape, shape: Shape) -> Iterator[Layout]:
-    """Yields the layouts that fit the ranks' tensors and the global shape: replicas, shards, operands of a sum."""
+    """Yields the layouts that fit the ranks' tensors and the global shape.
+
+    In such a layout, the tensors are replicas, shards or operands of a sum.
+    """
     choices: list[Placement] = [Replicate(), *map(Shard, range(len(shape))), Partial("sum")]
     for placements in itertools.product(choices, repeat=len(mesh_shape)):
         layout = Layout(placements)
@@ -176,7 +180,7 @@ def _under(layout: Layout, held: Mapping[int, Placed], mesh_shape: Shape, right:
 
 
 def _spread(value: torch.Tensor, held: Mapping[int, Placed], layout: Layout, mesh_shape: Shape) -> torch.Tensor | None:
-    """Returns the distance between replicas for each element of the global tensor, or None if they are equal."""
+    """Returns the distance between replicas for each element of the global tensor, or None if all are equal."""
     spread = torch.zeros(value.shape, dtype=torch.float64)
     for rank, each in held.items():
         box = local_box(tuple(value.shape), layout, mesh_shape, rank)

@@ -85,7 +85,7 @@ def scaled(counted: RunningError, tensor: torch.Tensor, num: int = SCALED) -> to
 
 
 def taken_out(counted: RunningError, tensor: torch.Tensor, runs: Sequence[Forced]) -> torch.Tensor:
-    """Returns a gradient whose error also allows a program to remove the constant factors of its backward.
+    """Returns a gradient with a larger error, which also allows a program to remove constant factors from it.
 
     `runs` has found these factors in the ranks' backward.  Scaling by a power of two is exact unless a value
     underflows. If the factor is below 1, the division that removes the factor enlarges the error of such values. Call
@@ -134,8 +134,8 @@ def _gradient(case: ModuleCase, held: Held | None, name: str, right: ExpectedTen
 
     This is the ranks' gradient if the ranks have all its elements, otherwise the right gradient.
 
-    The result is None if no rank has an element of the gradient, and a correct rank may have no gradient, for example
-    of a parameter that no output needs.
+    The result is None if no rank has an element of the gradient and a correct rank need not have one. An example is the
+    gradient of a parameter that no output needs.
     """
     placed = [] if held is None else [tensors.get(name) for tensors in held.values()]
     if right.may_be_none and not any(each is not None and each.local.numel() for each in placed):

@@ -30,8 +30,8 @@ def split(case: ModuleCase, given: Tensors) -> list[dict[str, torch.Tensor]]:
 def run_parts(case: ModuleCase, modules: Sequence[nn.Module], parts: Sequence[Tensors]) -> tuple[Answers, Answers]:
     """Runs a module on each part of a batch.
 
-    The first result is outputs and other results, joined by rows. The second result is the parameters' gradients,
-    stacked.
+    The first result has all tensors except the parameters' gradients. The rows of all parts are joined, or the parts
+    are stacked. The second result has the parameters' gradients, stacked over the parts.
 
     If a gradient comes only from some parts, its value is zero for all other parts.
     """
@@ -66,7 +66,10 @@ def sum_of(stack: torch.Tensor) -> torch.Tensor:
 
 
 def reduced(case: ModuleCase, stack: torch.Tensor) -> torch.Tensor:
-    """Returns the sum over dim 0, which has the parts of the batch, or the mean if the case averages gradients."""
+    """Returns the sum over dim 0, or the mean if the case averages gradients.
+
+    Dim 0 of `stack` has one entry for each part of the batch.
+    """
     return sum_of(stack) / case.num_parts if case.batch == MEAN_OF_PARTS else sum_of(stack)
 
 

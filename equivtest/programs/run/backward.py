@@ -1,4 +1,7 @@
-"""Runs the backward of a parallel module from its outputs, which must be whole outputs or a rank's own rows."""
+"""Runs the backward of a parallel module from its outputs.
+
+Each output must be the whole output, or the rank's own rows of the output.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,14 @@ from equivtest.programs.case import ModuleCase, cotangent_of
 
 
 def run_backward(case: ModuleCase, mesh: DeviceMesh, outputs: Mapping[str, torch.Tensor], given: Given) -> None:
-    """Runs backward from the loss with the gradient 1, or from all outputs with a gradient, with their cotangents.
+    """Runs backward from the loss, or from all outputs if the module has no loss.
+
+    The gradient of the loss is 1. The gradient of any other output is the output's cotangent. Outputs that require no
+    gradient are left out.
 
     Raises:
         Misuse: an output is a DTensor that no rank has whole, or a DTensor of a divided batch.
-        ValueError: an output has another shape than the output of the unsharded module.
+        ValueError: an output's shape differs from the shape in the unsharded module.
     """
     roots = {name: outputs[name] for name in case.facts.roots if outputs[name].requires_grad}
     cotangents = {
@@ -32,7 +38,7 @@ def run_backward(case: ModuleCase, mesh: DeviceMesh, outputs: Mapping[str, torch
 
 
 def _like(case: ModuleCase, mesh: DeviceMesh, name: str, output: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
-    """Returns this rank's cotangent in the output's type: a tensor, or a DTensor that every rank has whole."""
+    """Returns this rank's cotangent as a plain tensor, or as a replicated DTensor if the output is a DTensor."""
     cotangent = cotangent.to(output.dtype)
     if not isinstance(output, DTensor):
         cotangent = cotangent if output.dim() or cotangent.numel() != 1 else cotangent.reshape(())
@@ -55,7 +61,7 @@ def _like(case: ModuleCase, mesh: DeviceMesh, name: str, output: torch.Tensor, c
 def _require_shape(
     case: ModuleCase, mesh: DeviceMesh, name: str, shape: tuple[int, ...], right: tuple[int, ...]
 ) -> None:
-    """Raises ValueError if a shape is wrong.
+    """Raises ValueError if `shape`, the shape of an output, differs from `right`.
 
     The exception is no Misuse, so that the harness searches for the smallest case.
     """

@@ -40,7 +40,7 @@ Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module]
 
 
 def module(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs the case's parallel module on this rank, in the world that it needs. Returns this rank's tensors."""
+    """Runs the case's parallel module on this rank, in the world that the module needs. Returns this rank's tensors."""
     with world_of(case, mesh):
         return run_module(case, mesh, given, named_in(case))
 
@@ -78,7 +78,7 @@ def is_data_parallel(parallel: nn.Module, num_ranks: int) -> bool:
 def _sizes_of_data_parallelism(part: nn.Module, num_ranks: int) -> list[int]:
     """Lists the numbers of ranks over which torch reduces a submodule's gradients.
 
-    If torch does not show a number, it is the number of all ranks.
+    If torch does not show over how many ranks it reduces, the list has the number of all ranks.
     """
     if isinstance(part, DistributedDataParallel | FullyShardedDataParallel):
         return [num_ranks if part.process_group is None else part.process_group.size()]
@@ -182,10 +182,10 @@ def _told(case: ModuleCase, tensor: torch.Tensor) -> DTensor | Placed:
 
 
 def _outputs(case: ModuleCase, given: object) -> dict[str, torch.Tensor]:
-    """Returns name -> output of the parallel module. The names must be those of the unsharded module's outputs.
+    """Returns name -> output of the parallel module. The names must be the names of the unsharded module's outputs.
 
     Raises:
-        Misuse: the outputs differ in name or kind.
+        Misuse: the outputs differ in name or kind from the unsharded module's outputs.
     """
     step, outputs = case.training.step, case.judge.outputs
     reports_norm = bool(step and case.training.max_norm)
@@ -281,7 +281,7 @@ def _must_communicate(case: ModuleCase) -> bool:
 
 
 def _numbers_of_collectives() -> list[int]:
-    """Counts the collectives on each of the process's groups. The list is empty if a backend does not count."""
+    """Counts the collectives on each process group of this process. The list is empty if a backend does not count."""
     groups: list[Any] = list(distributed_c10d._world.pg_map)
     try:
         return [group._get_sequence_number_for_group() for group in groups]

@@ -39,9 +39,8 @@ def places_in(
 
     The result is None if each parameter is whole or a DTensor of the mesh.
 
-    The result does not depend on values, only on the way in which the module is made. So all ranks decide alike if the
-    elements must be searched for. The ranks have to agree, because the search calls `parallelize`, which may
-    communicate.
+    The search for elements calls `parallelize`, which may communicate. So either all ranks search or no rank does. All
+    ranks decide alike, because the decision depends on the way in which the module is made, and not on values.
 
     Args:
         handed: The parameters of the unsharded module that was passed to `parallelize`.

@@ -36,8 +36,8 @@ Keep = Callable[[str, torch.Tensor], None]
 class PartsMet(Boundaries):
     """Passes to `keep` the inputs, outputs and gradients of the parts whose names match `patterns`.
 
-    If several parts return or take a tensor, the tensor has the name that the first of these parts gives it. This is so
-    even if `patterns` does not match the first part, so that `patterns` changes no name.
+    If several parts return or take the same tensor, the tensor has the name that the first of these parts gives it.
+    This is so even if `patterns` does not match the first part, so that `patterns` changes no name.
 
     Args:
         patterns: Patterns (`fnmatch`) of names of submodules.
@@ -102,7 +102,7 @@ class WholeMet:
 
     Attributes:
         num_calls: Number of calls of the module, without the recomputations of checkpointing.
-        inputs: For each call, the names of the inputs in order, and of the inputs passed by position.
+        inputs: (names of all inputs in order, names of the inputs passed by position) for each call.
 
     Args:
         name_inputs: Function (args, kwargs) -> (inputs by name, names of the inputs passed by position).

@@ -8,7 +8,7 @@ positive in one run and negative in the next. So if an element is the same in al
 the unsharded module. Such an element is padding, or belongs to a parameter that only the parallel module has. Few of
 the possible words are used, so that a computed number hardly ever equals another word.
 
-The module does not use the values of the run that is judged. So a wrong value is never taken for another element.
+The search does not use the values of the judged run. So a wrong value is never taken for another element.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ Make = Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
 
 
 def read_places(shapes: Mapping[str, Shape], make: Make, who: str) -> Places:
-    """Returns name of a parameter -> one `Place` for each tensor of this rank with elements of the parameter.
+    """Returns parameter's name -> its places on this rank.
+
+    There is one `Place` for each tensor of this rank that has elements of the parameter.
 
     Args:
         shapes: Shape of each parameter of the unsharded module, by its name.
@@ -95,7 +97,7 @@ def read_places(shapes: Mapping[str, Shape], make: Make, who: str) -> Places:
 def code_words(num: int) -> torch.Tensor:
     """Returns a float64 tensor (runs, num) with a different word for each of `num` elements.
 
-    The numbers of one run have the same sign.
+    All numbers of one run have the same sign.
 
     The words are spread evenly over all N possible words: element i has the word of number i * step modulo N.  The step
     is near N divided by the golden ratio, and shares no factor with N.

@@ -1,8 +1,8 @@
 """Sets up the world for a program that needs it.
 
-The world has the environment as under torchrun, and the program's own groups.
+The world has the environment variables that torchrun sets, and the process groups that the program makes.
 
-Source of the names: "Environment Variables" of torch.distributed.run (2.13.0).
+Source of the variables' names: "Environment Variables" of torch.distributed.run (2.13.0).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _set_up: set[str] = set()
 def world_of(case: ModuleCase, mesh: DeviceMesh) -> Iterator[None]:
     """Sets up the world that the program needs. Afterwards tears the world down and restores the environment.
 
-    A program without a tear-down is set up once. Its ranks are fresh, and run no other case.
+    If the program has no tear-down, the world is set up once. The ranks are then fresh, and run no other case.
     """
     if not case.world.needs_world:
         yield
