@@ -54,7 +54,7 @@ Choice = Callable[[torch.Tensor], Any]
 
 
 def is_boundary(name: str) -> bool:
-    """True if `name` names an input or output of a submodule, or the gradient of one."""
+    """True if `name` names an input or output of a submodule, or the gradient of such a tensor."""
     return name.removeprefix("grad.").startswith(BOUNDARY)
 
 
@@ -340,7 +340,10 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def answers_of(values: Mapping[str, Any], gradients: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges values and gradients in one dict: 'x' becomes 'boundary.x', and the gradient of 'x' 'grad.boundary.x'."""
+    """Merges values and gradients in one dict.
+
+    The value of 'x' has the name 'boundary.x'. The gradient of 'x' has the name 'grad.boundary.x'.
+    """
     found = {f"{BOUNDARY}{name}": value for name, value in values.items()}
     return found | {f"grad.{BOUNDARY}{name}": gradient for name, gradient in gradients.items()}
 
@@ -355,7 +358,7 @@ class Capture(Boundaries):
         gradients: Name of a gradient -> result of `keep` for the gradient.
 
     Args:
-        keep: Function from a tensor to the object to keep. By default this object is a copy of the tensor.
+        keep: Function (tensor) -> the object that is kept. By default this object is a copy of the tensor.
     """
 
     def __init__(self, module: nn.Module, keep: Callable[[torch.Tensor], Any] = copied) -> None:
@@ -387,7 +390,7 @@ class Capture(Boundaries):
 
 
 class Facts(Capture):
-    """Keeps shape and dtype, a `Fact`, of each submodule's inputs and outputs and of their gradients in a backward."""
+    """Keeps a `Fact` for each input and output of each submodule, and for the gradient of each such tensor."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(

@@ -39,8 +39,8 @@ class TooWide(Misuse):
     Attributes:
         what: The reason, as text.
         way_out: A remedy that the message always names, beside the remedies that `explained` finds.
-        first: The first part, in the order of the run, with a bound that is too wide. It is '' if no part was judged,
-            and None if the reason is not a bound.
+        first: The first part of the run whose bound is too wide. It is '' if no part was judged, and None if the reason
+            is not a bound.
     """
 
     def __init__(self, case: ModuleCase, what: str, way_out: str, first: str | None = None) -> None:
@@ -131,8 +131,8 @@ def _where(case: ModuleCase, first: str) -> str:
 def _smaller(case: ModuleCase) -> Iterator[ModuleCase]:
     """Yields cases with smaller sizes.
 
-    First comes, for each size, a case with this size as small as possible. Then comes a case with all sizes as small as
-    possible.
+    Each of the first cases has one size as small as possible. There is one such case for each size. The last case has
+    all sizes as small as possible.
 
     Each case is yielded twice: in the dtype of `case` and in float64. If the module has a single input x, the last dim
     of x keeps its size, because the module may fix that size, such as a number of features.

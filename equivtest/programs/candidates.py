@@ -108,8 +108,8 @@ def combinations(names: Sequence[str], sizes: Mapping[str, Sequence[int]]) -> tu
 
     First each value of one size is combined with the first values of all other sizes. Then later values are combined.
 
-    For a in (1, 2) and b in (3, 4), these are a=1 b=3, a=2 b=3 and a=1 b=4, then, with the second values together,
-    a=2 b=4.
+    For a in (1, 2) and b in (3, 4), the combinations are a=1 b=3, a=2 b=3 and a=1 b=4. The last combination has both
+    second values, a=2 b=4.
 
     Raises:
         Misuse: a size is in no shape, or has no values of at least 1.
@@ -157,7 +157,7 @@ def candidates_by_mesh(
 def tried(
     search: CandidateSearch, batch: str, world_size: int, dtypes: tuple[str, ...]
 ) -> tuple[dict[Shape, ByDtype], list[str]]:
-    """Returns (mesh -> dtype -> candidates, the reasons why cases were left out), both perhaps empty.
+    """Returns (mesh -> dtype -> candidates, the reasons why cases were left out). Both may be empty.
 
     `candidates_by_mesh` describes the candidates.
 
@@ -315,8 +315,8 @@ def _fitting(
 
     Args:
         require_fit: Raises Misuse for a case that cannot be judged.
-        gives_up: True to stop if the first case is not accepted. That case has the simplest choice, so no other case
-            would be accepted either.
+        gives_up: If True, the function stops if `require_fit` refuses the first case. The first case has the simplest
+            choice, so all other cases would be refused too.
     """
     fitting: ByDtype = {}
     reasons: list[Misuse] = []

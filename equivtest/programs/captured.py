@@ -62,7 +62,7 @@ class CapturedCase(ModuleCase):
         return self.with_gradient
 
     def with_further(self, others: Sequence[CapturedCase]) -> CapturedCase:
-        """Returns a case with several micro-batches: first this case's micro-batch, then those of `others` in order."""
+        """Returns a case with this case's micro-batch and then the micro-batches of `others`, in order."""
         return replace(self, further=tuple(tuple(getattr(each, name) for name in OWN) for each in others))
 
     def is_of_all(self, name: str) -> bool:

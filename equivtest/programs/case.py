@@ -69,8 +69,9 @@ class ModuleCase(MeshCase):
             'mean of parts', every rank gets different rows, as torch.chunk divides them, and at least one row. The rank
             returns the outputs of the unsharded module on these rows alone, and a parameter's gradient is the mean over
             the ranks. If 'sum of parts', the gradient is the sum over the ranks instead of the mean. If 'parts of the
-            whole', every rank gets different rows, and `step` leaves the gradients, and reports the numbers, of the
-            unsharded module on the whole batch. Named inputs are divided if their first dim is 'batch'.
+            whole', every rank gets different rows. The gradients that `step` leaves, and the numbers that it reports,
+            equal the unsharded module's gradients and numbers on the whole batch. Named inputs are divided if their
+            first dim is 'batch'.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = (EXACT_MODE, REAL_MODE)
@@ -90,7 +91,7 @@ class ModuleCase(MeshCase):
     def but(self, **changes: Any) -> Self:
         """Returns a copy of the case with some fields changed.
 
-        The fields may be those of a part, such as `optimizer`.
+        A field may belong to a part of the case, as `optimizer` belongs to `training`.
         """
         return replace(self, **changes)
 
@@ -299,7 +300,7 @@ class ModuleCase(MeshCase):
 
     @property
     def program(self) -> Program:
-        """The unsharded module on the whole batch, or on the first rank's rows if the module runs rank by rank."""
+        """The unsharded module on the whole batch, or on the first rank's rows if it runs once per rank."""
         return self.program_of(self.rows[0] if self.is_divided else self.num_rows)
 
     def input_shapes(self) -> dict[str, Shape]:
@@ -419,9 +420,11 @@ class ModuleCase(MeshCase):
         return answers
 
     def _of_each(self, shape: Shape, role: Role) -> CaseTensor:
-        """Describes a stack, along a new first dim, of one tensor of shape `shape` for each part of a divided batch.
+        """Describes a stack of tensors of shape `shape`, one for each part of a divided batch.
 
-        If the batch is not divided, the method describes one tensor of that shape.
+        The tensors are stacked along a new first dim.
+
+        If the batch is not divided, the method describes one tensor of shape `shape`.
         """
         shape = (self.num_parts, *shape) if self.is_divided else shape
         return self._placed(shape, has_rows=self.is_divided, role=role)
@@ -474,8 +477,7 @@ def whole_outputs(case: ModuleCase) -> dict[str, Shape]:
     """Returns name -> shape of each output after the rows of all ranks are joined. A number counts as one row.
 
     Raises:
-        Misuse: the module does not take a rank's rows, or an output on the parts is not a tensor whose rows are
-            divided.
+        Misuse: the module does not take a rank's rows, or an output is not a tensor whose rows are divided.
     """
     return _whole_outputs(tuple(case.program_of(num_rows) for num_rows in case.rows), case.takes)
 

@@ -1,6 +1,7 @@
 """The parts of a `ModuleCase`: the arguments of a program, its world, its training, and the judged tensors.
 
-In the code of a case the fields of its parts replace the parts: ModuleCase(world_size=2, optimizer='my.training:sgd').
+The code of a case shows the fields of the parts like the case's own fields, as in ModuleCase(world_size=2,
+optimizer='my.training:sgd').
 """
 
 from __future__ import annotations
@@ -115,8 +116,8 @@ class Training(Part):
             parallel module on every rank, and with the unsharded module. If '', parameters stay unchanged.
         step: 'package.module:NAME' of a function (module, mesh, micro_batches, optimizer) -> outputs, which every rank
             calls once in each step. `micro_batches` is a list with the named inputs of each micro-batch. The function
-            runs forward and backward on each micro-batch, updates the parameters if there is an optimizer, leaves in
-            `grad` the gradients of that update, and returns its report. If '', a step is one forward and backward,
+            runs forward and backward on each micro-batch, updates the parameters if there is an optimizer, leaves the
+            gradients of that update in `grad`, and returns its outputs. If '', a step is one forward and backward,
             `clip_grad_norm_` if max_norm is not 0, and optimizer.step().
         steps: Number of steps. Each step has different inputs.
         micro_batches: Number of micro-batches into which the rows of each rank are cut. If a rank has fewer rows, there

@@ -46,13 +46,13 @@ class Ranks:
 
         Args:
             claims: Claims to judge. If None, these are the claims that `equivtest check` judges.
-            like: Name of the property whose claims to judge, for your own subject.
+            like: Name of a property. The claims of this property are judged on your own subject.
             limit_s: Seconds that the ranks may take.
 
         Raises:
-            ClaimFailed: a claim fails. The class is the subclass for the first failure's kind.
+            ClaimFailed: a claim fails. The kind of the first failure determines the subclass.
             Misuse: there is no such subject, or the subject breaks its contract with the harness.
-            Inconclusive, BrokenSetup: the run shows nothing.
+            Inconclusive, BrokenSetup: the run allows no conclusion.
         """
         from equivtest.pytest_plugin.suite import claims_of
         from equivtest.verdicts.judging import check

@@ -1,4 +1,4 @@
-"""Defines the items that pytest runs: searches, audits, known failures, and items that report why others cannot run."""
+"""Defines the items that pytest runs: searches, audits, known failures, and reports of items that cannot run."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class EquivtestItem(pytest.Item):
     def runtest(self) -> None:
         """Performs the item.
 
-        The item also fails if a probe of the backend found meanwhile that a collective is wrong.
+        The item also fails if a probe of the backend found a wrong collective while the item ran.
         """
         try:
             self._perform_or_explain()
@@ -398,7 +398,10 @@ def failures_dir(config: pytest.Config) -> Path:
 
 
 def seeds(config: pytest.Config, settings: Settings) -> Iterator[str]:
-    """Yields the seeds of one item's searches. In a soak these are fresh seeds without end, otherwise only 'gate'."""
+    """Yields the seeds of one item's searches.
+
+    In a soak the seeds are fresh and never end. In any other run 'gate' is the only seed.
+    """
     if not settings.profile.repeats:
         yield "gate"
         return

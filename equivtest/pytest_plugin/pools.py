@@ -68,7 +68,9 @@ def start_server(config: pytest.Config) -> None:
 
 
 def _end_orderly(config: pytest.Config) -> None:
-    """Makes an xdist worker end when its controller ends, and any other process end its ranks at SIGTERM.
+    """Makes this process end in an orderly way.
+
+    An xdist worker ends when its controller ends. Any other process ends its ranks at SIGTERM.
 
     This function is called before torch is imported, because that import takes seconds.
     """
@@ -81,7 +83,9 @@ def _end_orderly(config: pytest.Config) -> None:
 
 
 def gloo_of(config: pytest.Config) -> Callable[[], Pool] | None:
-    """Returns a function that returns a pool of gloo on the CPU, which it makes at its first call.
+    """Returns a function that returns a pool of ranks on gloo and the CPU.
+
+    The function makes the pool at its first call.
 
     The result is None if the run itself is on gloo and the CPU.
     """

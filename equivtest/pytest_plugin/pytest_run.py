@@ -91,7 +91,7 @@ def worker_args(wanted: str, paths: list[Path]) -> list[str]:
 
 
 def _num_properties(paths: list[Path]) -> int:
-    """Counts the properties that test files assign at their top level, by the files' text, or returns 0 if unknown."""
+    """Counts the properties that the text of test files assigns at the top level. Returns 0 if that is unknown."""
     files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("test_*.py"))]
     return sum(_is_property(statement) for file in files for statement in _parsed(file).body)
 
@@ -129,7 +129,7 @@ def _has_entry_point() -> bool:
 
 
 def _run_pytest(args: list[str]) -> int:
-    """Runs pytest and returns the exit code of equivtest. Afterwards the environment is the caller's again."""
+    """Runs pytest and returns the exit code of equivtest. Afterwards restores the caller's environment."""
     import pytest
 
     before = dict(os.environ)

@@ -1,4 +1,4 @@
-"""Takes the verdicts of an interrupted run if both runs have the same code, settings and versions."""
+"""Copies the verdicts of an interrupted run if this run has the same code, settings and versions."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ class Settings:
     """The options of a run, checked and converted to values.
 
     Attributes:
-        subjects: Pairs (name of a property or of its subject, subject to judge in its place). If empty, all properties
-            are judged.
+        subjects: Pairs (name of a property or of its subject, the subject that replaces the property's subject). If
+            empty, all properties are judged.
         known_failures: Files with known failures. SHIPPED_LIST stands for the file that comes with the package.
         start: How ranks start: 'forkserver', 'spawn' or 'auto'. See `Backend`.
         arithmetic: 'package.module:NAME' of the backend's own arithmetic. If '', this is the arithmetic of torch on the
@@ -45,12 +45,12 @@ class Settings:
         manifest: File in which a vendor declares what the backend can do. The settings already include these
             declarations.
         bundle: File to write for `equivtest verify`. If None, no file is written.
-        listen: Host and port to listen at for ranks on other hosts. None if ranks live on this machine.
+        listen: Host and port to listen at for ranks on other hosts. If None, ranks run on this machine.
         audits: True if each property is audited (`equivtest.search.audit`).
         max_time_s: Seconds that a soak lasts.
         budget_s: Seconds after which no further case begins. If 0, there is no limit.
         allowed: Names from --allow-unsupported, of dtypes and collectives that the backend may lack.
-        resumed_dir: Folder with the report of an interrupted run whose verdicts this run takes.
+        resumed_dir: Folder with the report of an interrupted run. This run copies the verdicts of the interrupted run.
         shard: (number from 1, number of shards) of the part to run. If None, everything runs.
     """
 
@@ -92,7 +92,7 @@ class Settings:
 
     @property
     def declared(self) -> dict[str, Any]:
-        """The backend's declared arithmetic: dtype -> field -> value."""
+        """Returns dtype -> field -> value of the arithmetic that the backend declares."""
         from equivtest.oracle.declared import load_arithmetics
 
         return {dtype: dataclasses.asdict(record) for dtype, record in load_arithmetics(self.arithmetic).items()}
@@ -126,7 +126,7 @@ class Settings:
         return Backend(self.backend, self.device, self.imports, self.start, self.arithmetic)
 
     def pinned_sizes(self, prop: Property) -> tuple[int, ...]:
-        """Returns the world sizes of the property's examples that the profile lacks."""
+        """Returns the world sizes that the profile lacks and that the property's examples need."""
         from equivtest.search.planned import pinned_sizes
 
         is_limited = self.device != "cpu" or self.listen is not None
@@ -223,7 +223,7 @@ def parse(raw: Mapping[str, Any]) -> Settings:
 def check(settings: Settings) -> None:
     """Tries everything that could fail later.
 
-    This is the imports, the backend, the device, the lists of known failures and the folder of the report.
+    The function tries the imports, the backend, the device, the lists of known failures and the folder of the report.
 
     Raises:
         Misuse, BrokenSetup: one of these does not work. The message is one line.

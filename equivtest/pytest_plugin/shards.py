@@ -35,7 +35,7 @@ selection_key = pytest.StashKey[str]()
 
 
 def keep_shard(session: pytest.Session, items: list[pytest.Item]) -> None:
-    """Removes all items that do not belong to the shard of --shard.
+    """Removes all items that do not belong to the shard that --shard names.
 
     Raises:
         UsageError: there are more shards than properties. Under xdist an item reports that instead.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def properties_dir() -> Path:
     """Returns the folder of the shipped properties.
 
-    In a wheel the folder is inside the package, in a checkout beside the package.
+    In a wheel the folder is inside the package. In a checkout the folder is beside the package.
 
     Raises:
         BrokenSetup: neither folder exists.
@@ -43,7 +43,7 @@ def is_shipped(path: Path) -> bool:
 
 
 def load_properties(folder: Path) -> dict[str, Property]:
-    """Returns every Property that a test file of the folder defines at its top level, by its variable's name."""
+    """Returns variable's name -> Property for each Property that a test file of the folder defines at its top level."""
     from equivtest.property import Property
 
     found: dict[str, Property] = {}
@@ -63,7 +63,7 @@ def claims_of(subject: str, case: Case, like: str = "") -> tuple[Claim, ...]:
     result is the default claims.
 
     Args:
-        like: Name of the shipped property whose claims to use, for your own subject.
+        like: Name of a shipped property. The claims of this property are used for your own subject.
 
     Raises:
         Misuse: no property has that name, the property is about refusals but the case is not, or the case is about
@@ -94,7 +94,7 @@ def shipped() -> Mapping[str, Property]:
 
 
 def coverage_lines(profile_name: str, names: Collection[str] = ()) -> list[str]:
-    """Returns a table of the numbers of combinations of values that the cases of shipped properties cover.
+    """Returns a table that shows how many combinations of values the cases of each shipped property cover.
 
     The cases are those of a profile. No case runs. If `names` is empty, the table has all properties.
 

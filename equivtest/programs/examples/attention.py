@@ -30,7 +30,7 @@ class AttentionBlock(nn.Module):
         return output
 
     def attend(self, x: torch.Tensor, features: slice) -> torch.Tensor:
-        """Returns the output of the heads with these features: (..., T tokens, number of features)."""
+        """Returns the output of the heads with these features. Its shape is (..., T tokens, number of features)."""
         projected = [
             functional.linear(x, layer.weight[features], layer.bias[features])
             for layer in (self.query, self.key, self.value)
@@ -42,7 +42,7 @@ class AttentionBlock(nn.Module):
         return self.gather(query, key, value).transpose(-2, -3).flatten(-2)
 
     def gather(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Computes the attention of each head separately. All tensors are (..., H heads, T tokens, HEAD_FEATURES)."""
+        """Computes the attention of each head separately. All tensors have the shape (..., H, T, HEAD_FEATURES)."""
         return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 

@@ -32,12 +32,14 @@ class DividedBlock(AttentionBlock):
         return output
 
     def share(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns this rank's part of the output, which comes from its heads and has no bias."""
+        """Returns the share of the output that comes from this rank's heads, without the bias."""
         return functional.linear(self.attend(x, self.features), self.out.weight[:, self.features])
 
 
 def heads_divided(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Makes the block compute some of the heads on each rank, divided as by torch.chunk. Returns the same block.
+    """Makes each rank compute some of the block's heads. Returns the same block.
+
+    The heads are divided as torch.chunk divides a list.
 
     Hooks sum the gradients over the ranks for each tensor that a rank uses only in part.
     """

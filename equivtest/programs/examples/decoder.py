@@ -14,9 +14,9 @@ FEATURES, HEADS, HIDDEN = 24, 12, 24
 
 
 class Attention(nn.Module):
-    """Causal attention over the T tokens of x (B, T, FEATURES), in B sequences.
+    """Causal attention in B sequences of T tokens each. The input x has the shape (B, T, FEATURES).
 
-    The shapes of its projections determine the number of heads.
+    The shapes of the projections determine the number of heads.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,10 @@ class GatedLinear(nn.Module):
 
 
 class Layer(nn.Module):
-    """A layer of a decoder: y = x + attention(norm(x)), then y + gated(norm(y))."""
+    """A layer of a decoder.
+
+    The layer computes y = x + attention(norm(x)), and returns y + gated(norm(y)).
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -9,7 +9,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 
 def heads_and_hidden_divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Applies tensor parallelism as in torch's tutorials: plain local tensors in layers, whole tensors between them."""
+    """Applies tensor parallelism as in torch's tutorials.
+
+    The tensors within a layer are plain local tensors. The tensors between layers are whole.
+    """
     plan = {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
     plan |= {f"mlp.{name}": ColwiseParallel() for name in ("gate", "up")}
     for layer in module.get_submodule("layers").children():
@@ -18,7 +21,7 @@ def heads_and_hidden_divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def layers_sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Applies FSDP2 to each layer separately, and to the rest at the root."""
+    """Applies FSDP2 to each layer separately, and then to the root module with all other parameters."""
     for layer in module.get_submodule("layers").children():
         fully_shard(layer, mesh=mesh)
     sharded: nn.Module = fully_shard(module, mesh=mesh)  # type: ignore[assignment]  # of both classes

@@ -50,12 +50,18 @@ def mixture() -> Mixture:
 
 
 def divided_first() -> Mixture:
-    """Makes a module for finding 74: torch's GradScaler reduces only over the axes that divide the first gradient."""
+    """Makes a module that shows finding 74.
+
+    In this finding, torch's GradScaler reduces only over the axes that divide the first gradient.
+    """
     return Mixture(DIVIDED_FIRST)
 
 
 def with_empty_shards() -> Mixture:
-    """Makes a module with empty shards, for which torch hangs in the norm of the largest magnitude: finding 23."""
+    """Makes a module with empty shards that shows finding 23.
+
+    In this finding, torch hangs while it computes the norm of type math.inf, the largest magnitude.
+    """
     return Mixture(SHAPES | SHORT)
 
 

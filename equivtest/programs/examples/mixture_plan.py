@@ -74,7 +74,10 @@ def on_one_mesh(whole: Mixture, mesh: DeviceMesh) -> nn.Module:
 
 
 def over_meshes(whole: Mixture, mesh: DeviceMesh) -> nn.Module:
-    """Makes DTensors on both axes, on 'dp' or on 'tp', and plain tensors on all ranks, on some, or on one."""
+    """Makes some parameters DTensors on both axes, on 'dp' alone or on 'tp' alone.
+
+    All other parameters are plain tensors. A plain tensor is on all ranks, on some ranks or on one rank.
+    """
     module = Divided(whole)
     for name, parameter in list(module.named_parameters()):
         if name in ("both", "nested", "long"):

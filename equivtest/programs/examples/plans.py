@@ -88,15 +88,15 @@ def data_parallel_by_hook(block: nn.Module, mesh: DeviceMesh, **settings: bool) 
 
 
 def fully_sharded(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Shards the block by FSDP2: divides parameters on dim 0, and gathers them for the forward and the backward."""
+    """Shards the block by FSDP2, which divides parameters on dim 0 and gathers them for the forward and backward."""
     sharded: nn.Module = fully_shard(block, mesh=mesh)  # type: ignore[assignment]  # of both classes
     return sharded
 
 
 def fully_sharded_by_layers(block: nn.Module, mesh: DeviceMesh, *, reshard_after_forward: bool) -> nn.Module:
-    """Shards each layer separately by FSDP2, then the block.
+    """Applies FSDP2 to each layer separately, and then to the whole block.
 
-    Without `reshard_after_forward`, a layer keeps its whole parameters until the backward.
+    If `reshard_after_forward` is False, a layer keeps its whole parameters until the backward.
     """
     for layer in block.children():
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward)
@@ -106,7 +106,7 @@ def fully_sharded_by_layers(block: nn.Module, mesh: DeviceMesh, *, reshard_after
 def divided_by_two(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Shards by FSDP2 with a divide factor of 2, which a hook turns into the average of all ranks.
 
-    On one rank, torch halves the gradients twice: finding 75.
+    On one rank, torch halves the gradients twice. See finding 75.
     """
     sharded: Any = fully_shard(block, mesh=mesh)
     sharded.set_force_sum_reduction_for_comms(True)

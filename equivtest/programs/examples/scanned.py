@@ -1,4 +1,7 @@
-"""Blocks with divided features or tokens for which a DTensor operator of torch is wrong: findings 40 and 41."""
+"""Blocks that show findings 40 and 41, in which a DTensor operator of torch is wrong.
+
+The hidden features or the tokens of a block are divided among the ranks.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def features_divided(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 class PickedBlock(nn.Module):
     """Picks the second feature of the first two of T tokens.
 
-    The input x has the shape (T, 2), and the output (2, 1). T is at least 2.
+    The input x has the shape (T, 2), in which T is at least 2. The output has the shape (2, 1).
     """
 
     place: torch.Tensor

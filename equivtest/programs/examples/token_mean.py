@@ -1,9 +1,9 @@
 """A step of training whose loss is the mean over all tokens of the whole batch, however the batch is cut.
 
 Ranks, and micro-batches of a rank, have different numbers of tokens that count. So the mean of the ranks' means differs
-from the mean over all tokens.  The gradient of a sum is the sum of its terms' gradients.  So each rank runs backward
-from the sum over its tokens, divided by the number of tokens on all ranks, times the number of ranks over which its
-gradients are averaged.
+from the mean over all tokens.  The gradient of a sum is the sum of its terms' gradients.  So each rank multiplies the
+sum over its tokens by the number of ranks over which its gradients are averaged. The rank divides the product by the
+number of tokens on all ranks, and runs backward from the result.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class TokenMean:
         return tensor
 
     def counted(self) -> torch.Tensor:
-        """Returns the divisor of the summed losses: the number of tokens on all ranks."""
+        """Returns the number of tokens on all ranks, by which the summed losses are divided."""
         return self.summed(self.own.sum())
 
     def begin(self) -> None:
@@ -84,7 +84,10 @@ class TokenMean:
         return number == len(self.micro_batches) - 1
 
     def scaled(self, number: int, loss: torch.Tensor) -> torch.Tensor:
-        """Returns the loss from which the backward of a micro-batch starts: loss * ranks / tokens on all ranks."""
+        """Returns the number from which the backward of a micro-batch starts.
+
+        The number is loss * (number of ranks) / (number of tokens on all ranks).
+        """
         return loss * self.mesh.size() / self.num_tokens
 
     def backward(self, number: int, loss: torch.Tensor) -> None:

@@ -179,7 +179,7 @@ class Scaled(InOneCall):
         return norm
 
     def refused(self, norm: torch.Tensor) -> torch.Tensor:
-        """Clips while one gradient is infinite, which must raise on every rank. Then returns `norm` unchanged.
+        """Clips while one gradient is infinite. The clipping must raise on every rank. Returns `norm` unchanged.
 
         Raises:
             AssertionError: torch does not raise.
