@@ -54,7 +54,9 @@ AVERAGING_ROUNDINGS = 2
 
 @dataclass(frozen=True)
 class Averages:
-    """Computes the average over ranks of one step's gradients, which are sums over micro-batches.
+    """Computes the parameters' gradients of one step, averaged over the ranks.
+
+    Each gradient is a sum over micro-batches.
 
     Attributes:
         operations: Dtype of the gradients, and whether an average must be exact.
@@ -62,8 +64,8 @@ class Averages:
         micro_batches: Number of micro-batches on each rank, M.
         reduced: Name of the dtype in which stored products are added and divided. If '', this is the dtype of
             `operations`.
-        scalings: Number of roundings if a program scales a gradient by several factors, whose product is 1 / ranks;
-            None if it divides once.
+        scalings: Number of roundings in a program that scales a gradient by several factors, whose product is 1 /
+            ranks. If None, the program divides the gradient once.
     """
 
     operations: Operations
@@ -74,7 +76,7 @@ class Averages:
 
     @property
     def num_scalings(self) -> int:
-        """Number of roundings when a gradient is scaled by 1 / ranks.
+        """Number of roundings in the scaling of a gradient by 1 / ranks.
 
         If `scalings` is None and `ranks` is a power of two, the number is 0, because the scaling then rounds only if
         its result underflows.
@@ -94,7 +96,10 @@ class Averages:
         return operations.choose(lambda: self._exactly(left, right), lambda: self._bounded(left, right))
 
     def total(self, terms: torch.Tensor) -> Found:
-        """Returns the sum of `terms` (R, C) over all R rows, divided by the number of ranks, in the shape (C,)."""
+        """Returns the sum of `terms` (R, C) over the R rows, divided by the number of ranks.
+
+        The result has the shape (C,).
+        """
         found = self.product(terms.T, torch.ones((len(terms), 1), dtype=torch.float64))
         allowed = None if found.allowed is None else found.allowed[:, 0]
         return replace(found, value=found.value[:, 0], allowed=allowed)
@@ -144,10 +149,10 @@ class Averages:
         return bounded(left @ right / w, error, terms / w, num_rows + 1, derivation)
 
     def _added(self, blocks: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
-        """Bounds the error, in the shape (C, D), of the sum of the stored products `blocks` (w, M, C, D).
+        """Bounds the error of the sum of the stored products `blocks` (w, M, C, D). The bound has the shape (C, D).
 
         Args:
-            error: Sum, in the shape (C, D), of the errors that the products had before they were added.
+            error: Sum of the errors that the products had before they were added, in the shape (C, D).
         """
         on_a_rank = (1, self.micro_batches - 1, arithmetic.u_o)
         across_ranks = (0, self.ranks - 1, arithmetic.u_r)

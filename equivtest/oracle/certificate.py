@@ -96,7 +96,7 @@ class Certificate(Mode):
             raise
 
     def _proved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Returns the operation's result on magnitudes, and proves that no sum of terms behind it is rounded.
+        """Returns the operation's result on magnitudes, and proves that none of the operation's sums is rounded.
 
         Whole numbers, such as ids, keep the values that they have in the data.
 
@@ -134,7 +134,7 @@ class Certificate(Mode):
         return result
 
     def _count(self, name: str, result: torch.Tensor, unit: int) -> None:
-        """Requires that the module's dtype and the result's can represent every magnitude in units of 2**unit."""
+        """Requires that two dtypes can represent every magnitude in units of 2**unit: the module's and the result's."""
         largest = float(result.max()) if result.numel() else 0.0
         if not math.isfinite(largest):
             raise InexactData(f"{name} adds infinite or NaN values")
@@ -156,10 +156,10 @@ def _rounds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def magnitudes_of(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns an operation's arguments, with absolute values for the arguments that the operation multiplies or adds.
+    """Returns an operation's arguments with absolute values in place of the values that it multiplies or adds.
 
-    If the operation works in place, the argument that it writes to gets its absolute values in place. The result of an
-    earlier operation has no negative elements, but a constant of the module may have negative elements.
+    An argument to which the operation writes is changed in place. The result of an earlier operation has no negative
+    elements, but a constant of the module may have negative elements.
     """
     if name.endswith("_"):
         args[0].abs_()
@@ -168,9 +168,9 @@ def magnitudes_of(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _is_factor(name: str, place: int, value: object) -> bool:
-    """True if an operation multiplies or adds its argument number `place`, so that its absolute value is taken.
+    """True if an operation multiplies or adds its argument number `place`.
 
-    True for every tensor, and for a number if it is one of the first two arguments of add, sub, rsub or mul.
+    True for every tensor. Also true for a number that is one of the first two arguments of add, sub, rsub or mul.
     """
     return isinstance(value, torch.Tensor) or (name in ("add", "add_", "mul", "sub", "rsub") and place < 2)
 
@@ -183,7 +183,7 @@ def _magnitude(value: Any) -> Any:
 
 
 def unit_of(name: str, operands: Iterable[torch.Tensor], numbers: Iterable[float]) -> int:
-    """Returns an e <= 0 such that every term that an operation adds is an integer times 2**e."""
+    """Returns an exponent e <= 0 for the terms that an operation adds: every term is an integer times 2**e."""
     units = [_own_unit(operand) for operand in operands]
     factor = sum(_own_unit(torch.tensor(number, dtype=torch.float64)) for number in numbers)
     if name in PRODUCTS:
@@ -193,7 +193,7 @@ def unit_of(name: str, operands: Iterable[torch.Tensor], numbers: Iterable[float
 
 
 def _own_unit(operand: torch.Tensor) -> int:
-    """Returns an e <= 0 such that every element is an integer times 2**e.
+    """Returns an exponent e <= 0 for the elements of a tensor: every element is an integer times 2**e.
 
     If all elements are integers, the result is 0, even if they are all multiples of a larger power of two. A number
     that the module adds later may not be such a multiple.

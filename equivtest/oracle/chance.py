@@ -25,7 +25,9 @@ DELTA = 2.0**-23
 
 @functools.lru_cache(maxsize=2**12)
 def count_limits(num: int, probability: float, alarm: float, *, delta: float = DELTA) -> tuple[int, int]:
-    """Returns (low, high): a count of `num` events is outside low..high with a probability of at most `alarm`.
+    """Returns two limits (low, high) for a count of `num` events.
+
+    By chance a count is below `low` or above `high` with a probability of at most `alarm`.
 
     Args:
         probability: Probability of one event, above 0 and below 1.
@@ -42,5 +44,8 @@ def count_limits(num: int, probability: float, alarm: float, *, delta: float = D
 
 
 def agreement(probability: float) -> float:
-    """Returns the probability that two independent events of this probability both happen or both do not happen."""
+    """Returns the probability that two independent events have the same outcome: both happen, or neither happens.
+
+    `probability` is the probability of each event.
+    """
     return probability**2 + (1 - probability) ** 2

@@ -34,7 +34,7 @@ Collectives = tuple[Collective, ...]
 
 @by_case("collectives", "oracle")
 def expected_collectives(case: Case, rank: int) -> Collectives:
-    """Returns the collectives that a rank of the mesh is documented to call in one draw, in order.
+    """Returns the collectives that torch documents for one rank in one draw, in the order of the calls.
 
     If a package has its own case class, it registers a function for that class with `expected_collectives.register`.
 
@@ -97,7 +97,7 @@ def _padded(shape: Shape, dim: int, num_shards: int) -> Shape:
 
 
 def _shard_bytes(case: Case, shape: Shape, placement: Shard) -> int:
-    """Returns the size in bytes of the padded shard, which is the operand of every rank."""
+    """Returns the size in bytes of a rank's padded shard. All ranks' padded shards have this size."""
     return _bytes(case, _padded(shape, placement.dim, case.world_size)) // case.world_size
 
 

@@ -162,15 +162,15 @@ def all_reduce(operands: torch.Tensor, arithmetic: Arithmetic, *, average: bool 
 
 
 class _Sums:
-    """Exact sums before they are stored, and the numbers on which their error depends.
+    """Exact sums before they are stored, and the numbers on which the error of the sums depends.
 
     All tensors are float64 and have one shape.
 
     Attributes:
         value: The exact sums.
         magnitude: S, the sum of the magnitudes of the terms.
-        brought: Contribution of the operands' own errors.
-        num_terms: Number of roundings of a term in an accumulator.
+        brought: The part of the error that comes from the operands' own errors.
+        num_terms: Number of times that an accumulator rounds a term.
         partials: P, the sum of the magnitudes of the ranks' partial sums. If the partition is unknown, this is S.
         is_zero: Mask of sums whose terms are all zero.
     """

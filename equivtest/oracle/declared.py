@@ -62,23 +62,29 @@ def arithmetic_of(dtype: str) -> Arithmetic:
 
 
 def declared_of(dtype: str) -> Arithmetic | None:
-    """Returns the arithmetic that the backend under test declares for a dtype; None if it declares none."""
+    """Returns the arithmetic that the backend under test declares for a dtype.
+
+    Returns None if the backend declares no arithmetic for the dtype.
+    """
     return _judged_by.get().get(dtype)
 
 
 def order_varies(dtypes: Iterable[str]) -> bool:
-    """True if the backend declares for one of these dtypes that the order of summation may vary between calls."""
+    """True if the backend declares for one of these dtypes that the order of additions varies between calls."""
     return any(arithmetic_of(dtype).order_varies for dtype in dtypes)
 
 
 def smallest_kept(dtype: str) -> float:
-    """Returns the magnitude below which a number may become zero when zeros are added to it; 0 if no number may."""
+    """Returns the magnitude below which a number may become zero when zeros are added to the number.
+
+    Returns 0 if no number may become zero.
+    """
     return float(torch.finfo(DTYPES[dtype]).tiny) if arithmetic_of(dtype).flushes_subnormals else 0.0
 
 
 @contextmanager
 def declared(arithmetics: Arithmetics) -> Iterator[None]:
-    """Derives all bounds from `arithmetics` while the context lasts."""
+    """Makes the oracle derive all bounds from `arithmetics` while the context lasts."""
     token = _judged_by.set(arithmetics)
     try:
         yield

@@ -35,13 +35,13 @@ class InexactData(EquivtestError, AssertionError):
 
 @dataclass(frozen=True)
 class Scaled:
-    """A global tensor of any shape, written as integers * 2**exponent; `integers` is int64."""
+    """A global tensor of any shape, equal to integers * 2**exponent. The tensor `integers` is int64."""
 
     integers: torch.Tensor
     exponent: int
 
     def in_units(self, exponent: int) -> torch.Tensor:
-        """Returns integers n such that the tensor is n * 2**exponent; `exponent` must be at most `self.exponent`."""
+        """Returns integers n such that the tensor is n * 2**exponent. The argument must not exceed `self.exponent`."""
         shift = self.exponent - exponent
         if bits_of(largest_of(self.integers)) + shift > _INT64_BITS:
             raise InexactData(f"powers of two too far apart: 2**{self.exponent} in units of 2**{exponent}")
@@ -50,11 +50,11 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Sum:
-    """Exact sums, and the number of bits that they take.
+    """Exact sums, and the number of bits that the sums need.
 
     Attributes:
         value: The exact sums, a global float64 tensor.
-        bits_used: Smallest b such that the magnitudes behind each element add up to at most 2**b.
+        bits_used: Smallest b for which each element's terms have magnitudes that add up to at most 2**b.
     """
 
     value: torch.Tensor

@@ -1,4 +1,4 @@
-"""Describes the tensors that a correct subject returns, and their largest errors."""
+"""Describes the tensors that a correct subject returns, and the largest error that each element may have."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class ExpectedTensor:
             these bits exactly. None if correct subjects may return different bits.
         flushed_below: Magnitude below which an element may be zero instead. It is set if a backend that declares to
             flush subnormals added zeros to the tensor.
-        scale: Size with which `allowed` is compared to decide if the bound is too wide. The comparison uses this size
-            if the values themselves are smaller. Values that are zero in exact arithmetic need such a size, because
-            every bound is too wide compared with zero.
+        scale: Smallest size with which `allowed` is compared to decide if the bound is too wide. If the values are
+            larger than this size, `allowed` is compared with the values. Values that are zero in exact arithmetic need
+            such a size, because every bound is too wide compared with zero.
         is_sum: True if elements are sums, so that a zero may have either sign: the sum is -0 if a
             kernel begins with the product 0 * -1, and +0 if it begins with +0.
         may_be_none: True if a correct subject may return None instead of zeros. This is allowed for the gradient of a
@@ -45,8 +45,8 @@ class ExpectedTensor:
             error of the ranks shows in later tensors.
         is_open: True if an error within the bound proves nothing, however narrow the bound is.
         is_part: True for inputs, outputs and gradients of a submodule.
-        factor: Factor by which the unsharded value was multiplied. The ranks' gradient has this factor here, and a
-            later step of the ranks' backward removes it.
+        factor: Factor by which the unsharded value was multiplied. The ranks' gradient has this factor too, until a
+            later step of the ranks' backward removes the factor.
         resolution: Largest error per element, a float64 tensor, at which a rank's value counts as right although the
             bound is too wide or proves nothing: see `resolution_of`. If None, no value counts as right under such a
             bound.
@@ -82,9 +82,10 @@ class ExpectedTensor:
 def says_nothing(
     value: torch.Tensor, allowed: torch.Tensor, scale: float = 0.0, share: float = limits.TOO_WIDE
 ) -> bool:
-    """True if the bound allows no conclusion: an allowed error is infinite, or the median allowed error is too large.
+    """True if the bound proves nothing: an allowed error is infinite, or the median allowed error is too large.
 
-    Too large means more than `share` of the root mean square of the right values, or of `scale` if that is larger.
+    Let the size be the root mean square of the right values, or `scale` if `scale` is larger. The median allowed error
+    is too large if it exceeds `share` times the size.
     """
     if not allowed.numel():
         return False
@@ -94,7 +95,7 @@ def says_nothing(
 
 
 def resolution_of(value: torch.Tensor, scale: float = 0.0, change: torch.Tensor | None = None) -> torch.Tensor | None:
-    """Returns the resolution of each element: an error up to which a value counts as right, however wide its bound is.
+    """Returns the resolution of each element. Up to this error a value counts as right, however wide its bound is.
 
     A bound counts as narrow if it allows an error of at most limits.TOO_WIDE times the size of the tensor. The size of
     the tensor is the root mean square of `value`, or `scale` if `scale` is larger. A rank's value may have such a small
@@ -123,7 +124,8 @@ class Expected:
     """All tensors that a subject must return for one draw, by name.
 
     Attributes:
-        bits_used: name -> bits of the largest sum of magnitudes from which the tensor's elements come.
+        bits_used: name -> number of bits of the largest sum of magnitudes. Each element of the tensor has one such sum,
+            of the terms behind the element.
         drops: name -> probability that dropout sets an element to zero, independent of other elements.
         again: Right values of the draw's second run on a backend whose order of summation may vary. If None, the second
             run must have the same bits as the first run.

@@ -1,4 +1,4 @@
-"""Assembles global tensors from the values that the ranks really had, such as the operands of an operation.
+"""Assembles a global tensor from the ranks' tensors, such as the operands of an operation.
 
 This module never uses a collective, because collectives may be under test.
 """
@@ -17,20 +17,21 @@ Held = Mapping[int, Mapping[str, Placed]]
 
 
 def whole(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> torch.Tensor | None:
-    """Assembles the global tensor `name` from the ranks' tensors, in float64; None if the ranks' tensors do not fit.
+    """Assembles the global tensor `name` from the ranks' tensors, in float64.
 
-    See `put_together`, which keeps the tensor's dtype and bits.
+    Returns None if the ranks' tensors do not fit each other. `put_together` keeps the tensor's dtype and bits instead.
     """
     found = put_together(held, name, shape, mesh_shape)
     return None if found is None else found.double()
 
 
 def put_together(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> torch.Tensor | None:
-    """Assembles the global tensor `name` from the ranks' tensors, bit by bit; None if the ranks' tensors do not fit.
+    """Assembles the global tensor `name` from the ranks' tensors, bit by bit.
 
-    The ranks' tensors do not fit if a rank lacks the tensor, or if dtypes, layouts or shapes differ. Claims report
-    these faults. If ranks hold replicas, the function takes the replica of the lowest rank; another claim compares
-    replicas. If the layout is partial, it adds the ranks' operands in float64.
+    Returns None if the ranks' tensors do not fit each other. They do not fit if a rank lacks the tensor, or if dtypes,
+    layouts or shapes differ. Claims report these faults. If ranks hold replicas, the function takes the replica of the
+    lowest rank; another claim compares replicas. If the layout is partial, the function adds the ranks' operands in
+    float64.
 
     Args:
         shape: Shape of the global tensor.
@@ -55,7 +56,10 @@ def put_together(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tupl
 
 
 def _listed(present: Mapping[int, Placed], shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> torch.Tensor | None:
-    """Assembles a global tensor from ranks that list the indices of their elements; None if some element is missing."""
+    """Assembles a global tensor from tensors of ranks that list the indices of their elements.
+
+    Returns None if some element of the global tensor is on no rank, or if the ranks' tensors do not fit each other.
+    """
     try:
         assembled, holders = assemble_listed(present, shape, mesh_shape)
     except ValueError:

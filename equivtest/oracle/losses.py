@@ -37,14 +37,15 @@ _NOTHING = 2.0**-80  # next to 1, for any order of a sum and any error of float6
 
 @dataclass(frozen=True)
 class Targets:
-    """Target class, weight and mask of each position.
+    """Classes, weights and mask of the positions of a loss.
 
     Attributes:
-        classes: Class of each position, an int64 tensor of shape (P,). An ignored position has a valid class too.
-        kept: Mask of shape (P,), False for ignored positions.
-        weight: Weight of the class of each position, a float64 tensor of shape (P,). All weights are 1 if the loss has
-            none.
-        has_weight: True if a product with weights is computed.
+        classes: Target class of each position, an int64 tensor of shape (P,). An ignored position has a valid class
+            too.
+        kept: Mask of shape (P,). It is False for ignored positions.
+        weight: Weight of each position's target class, a float64 tensor of shape (P,). If the loss has no weights, all
+            elements are 1.
+        has_weight: True if a program multiplies by weights.
     """
 
     classes: torch.Tensor
@@ -54,7 +55,7 @@ class Targets:
 
 
 def log_softmax(x: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bounded:
-    """Returns y (P, C), the stored logarithm of the softmax of x (P, C).
+    """Returns y, the stored logarithm of the softmax of x. Both tensors have the shape (P, C).
 
     The classes are divided among `ranks` ranks.
     """
@@ -63,7 +64,7 @@ def log_softmax(x: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bound
 
 
 def log_of_sum(x: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bounded:
-    """Returns y, the logarithm of the softmax, with the error that y has in an accumulator, before y is stored."""
+    """Returns y, the logarithm of the softmax of x, before y is stored. The bound is that of y in an accumulator."""
     x, u, f = x.double(), arithmetic.u_a, arithmetic.libm_ulp
     peak = x.argmax(1, keepdim=True)
     apart = x - x.gather(1, peak)  # d
@@ -169,19 +170,22 @@ def stored(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> 
 
 
 def _is_exact(value: torch.Tensor, error: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Returns the mask of elements that have no error and that the dtype can represent, so that nothing rounds them."""
+    """Returns the mask of elements that nothing rounds.
+
+    Such an element has no error, and the dtype can represent the element.
+    """
     return (error == 0) & (value.to(DTYPES[dtype]).double() == value)
 
 
 def exp_error(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
-    """Bounds the error of an exponential, with the right value `value`, whose argument is off by `error`."""
+    """Bounds the error of an exponential. Its right value is `value`, and its argument is off by `error`."""
     moved = value * error.expm1()
     smallest = float(torch.finfo(DTYPES[arithmetic.accumulate]).tiny)
     return moved + 2 * arithmetic.libm_ulp * arithmetic.u_a * (value + moved) + smallest
 
 
 def _sum(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the stored sum of `value` (P,) and the error of this sum. Both are 0-dim."""
+    """Returns (sum, error): the stored sum of `value` (P,) and the error of this sum. Both are 0-dim."""
     total, brought = value.sum(), error.sum()
     if not bool(brought == 0) or not _adds_exactly(value, DTYPES[arithmetic.accumulate]):
         brought = brought + gamma(len(value), arithmetic.u_a) * (value.abs().sum() + brought)

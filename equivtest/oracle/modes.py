@@ -1,4 +1,4 @@
-"""Defines `Mode`, the base of the modes in which the unsharded module runs."""
+"""Defines `Mode`, the base class of the dispatch modes in which the oracle runs the unsharded module."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that does not import torch's dynamo.
 
-    torch wraps `__torch_dispatch__` of each mode, so that dynamo never compiles it.  The wrapper imports dynamo at the
-    first operation, which takes a third of the time of `import torch`.  Here the wrapper is called only if a program
-    has imported dynamo.
+    torch wraps `__torch_dispatch__` of each mode, so that dynamo never compiles this method. torch's wrapper imports
+    dynamo at the first operation, which takes a third of the time of `import torch`. This class calls torch's wrapper
+    only if a program has imported dynamo.
 
     Source: TorchDispatchMode.__init_subclass__, torch._disable_dynamo (2.13.0).
     """

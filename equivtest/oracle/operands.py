@@ -80,7 +80,7 @@ def reduce_exactly(name: str, operands: torch.Tensor, op: str, axes: Sequence[in
 
 
 def join_bits(op: str, operands: torch.Tensor) -> torch.Tensor:
-    """Reduces whole numbers over dim 0 bit by bit; `op` is 'band', 'bor' or 'bxor'."""
+    """Reduces whole numbers over dim 0 by an operation on their bits. `op` is 'band', 'bor' or 'bxor'."""
     joined: torch.Tensor = functools.reduce(BITWISE[op], operands)
     return joined
 
@@ -112,7 +112,7 @@ def _multiply(name: str, operands: torch.Tensor) -> Reduced:
 
 
 def bound_reduction(operands: torch.Tensor, op: str, num_axes: int) -> Reduced:
-    """Bounds the sum or average of real operands (k, *shape), which a backend reduces in one step per mesh axis."""
+    """Bounds the sum or average of real operands (k, *shape). A backend reduces them axis by axis of the mesh."""
     arithmetic, num_operands = arithmetic_of(_name_of(operands)), len(operands)
     divisor, num_divisions = (num_operands, 2 * num_axes) if op == "avg" else (1, 0)
     value, magnitude = operands.double().sum(0) / divisor, operands.double().abs().sum(0) / divisor

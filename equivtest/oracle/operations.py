@@ -59,7 +59,10 @@ class Found:
 
     @classmethod
     def exactly(cls, found: Sum, dtype: torch.dtype) -> Found:
-        """Returns exact sums as a result that a correct subject must equal; `dtype` is the result's stored dtype."""
+        """Returns a result that a correct subject must equal, because the sums in `found` are exact.
+
+        `dtype` is the dtype in which a subject stores the result.
+        """
         bits = significand_bits(dtype)
         text = f"equal: integers times a power of two, at most {found.bits_used} of {bits} bits"
         return cls(found.value, None, text, found.bits_used)
@@ -111,7 +114,7 @@ class Operations:
         return self.choose(exactly, bounded)
 
     def total(self, terms: torch.Tensor) -> Found:
-        """Sums terms (T, C) over tokens to a result (C,); the ranks may divide the tokens in any way."""
+        """Sums terms (T, C) over tokens, with the result (C,). The ranks may divide the tokens in any way."""
 
         def exactly() -> Sum:
             return sum_terms("total", find_integers("terms", terms), DTYPES[self.dtype])
@@ -124,12 +127,12 @@ class Operations:
         return _equal_if_sure(kind, compute(before, self.arithmetic))
 
     def activation_grad(self, kind: str, before: torch.Tensor, cotangent: torch.Tensor) -> Found:
-        """Multiplies the cotangent by the activation's derivative at `before`; the derivative of relu at 0 is 0."""
+        """Multiplies the cotangent by the activation's derivative at `before`. The derivative of relu at 0 is 0."""
         compute = {"relu": relu_grad, "gelu": gelu_grad, "silu": silu_grad}[kind]
         return _equal_if_sure(kind, compute(before, cotangent, self.arithmetic))
 
     def weighted_sum(self, terms: Sequence[tuple[float, torch.Tensor]], bounded: Callable[[], Bounded]) -> Found:
-        """Adds factor * tensor over all terms, whose tensors have one shape.
+        """Adds the products factor * tensor of all terms. The tensors have one shape.
 
         If the result is not exact, `bounded` computes the result and its bound.
         """
@@ -150,14 +153,16 @@ class Operations:
         return Found.within(bounded())
 
     def _partials(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """Returns the sum of the magnitudes of all ranks' shares of left @ right."""
+        """Returns, for each element of left @ right, the sum of the magnitudes of all ranks' shares of this element."""
         bounds = [shard_bounds(left.shape[1], self.ranks, rank) for rank in range(self.ranks)]
         shares = [(left[:, start:stop] @ right[start:stop]).abs() for start, stop in bounds]
         return torch.stack(shares).sum(0)
 
 
 def sum_scaled(terms: Sequence[tuple[float, torch.Tensor]], dtype: torch.dtype) -> Sum:
-    """Adds factor * tensor over all terms exactly, after a proof that no order of summation rounds in `dtype`.
+    """Adds the products factor * tensor of all terms exactly.
+
+    Proves first that no order of the additions rounds in `dtype`.
 
     Raises:
         InexactData: the magnitudes of the terms add up to more than the significand of `dtype` can represent.
@@ -182,8 +187,8 @@ def sum_scaled(terms: Sequence[tuple[float, torch.Tensor]], dtype: torch.dtype) 
 
 
 def _equal_if_sure(kind: str, bounded: Bounded) -> Found:
-    """Returns the result of an activation with its bound.
+    """Returns the result of an activation, with its bound.
 
-    relu rounds nothing, so the result of relu has no allowed error.
+    For relu the result must be exact, because relu rounds nothing.
     """
     return Found(bounded.value, None, bounded.derivation) if kind == "relu" else Found.within(bounded)

@@ -35,17 +35,17 @@ class Place(NamedTuple):
     line: int
 
     def __str__(self) -> str:
-        """Describes the place in words that begin with a comma; the line has the form 'file:12, `code`'."""
+        """Describes the place in words that begin with a comma. A line of code has the form 'file:12, `code`'."""
         inside = f", in {self.path}" if self.path else ""
         code = linecache.getline(self.file, self.line).strip()
         return f"{inside}, at {self.file}:{self.line}{f', `{code}`' if code else ''}" if self.file else inside
 
 
 class Places:
-    """Follows a module's forward, to find the place of a failure.
+    """Records the submodule that runs in a module's forward, so that messages can name the place of a failure.
 
     Attributes:
-        refused: Place of the first refused operation; '' if none was refused.
+        refused: Place of the first refused operation. It is '' if no operation was refused.
     """
 
     def __init__(self) -> None:
@@ -55,13 +55,13 @@ class Places:
         self._seen: list[Place] = []
 
     def watch(self, module: nn.Module) -> None:
-        """Records from now on which submodule runs."""
+        """Begins to record which submodule of `module` runs."""
         for path, part in module.named_modules():
             part.register_forward_pre_hook(lambda *_, path=path: self._open.append(path))
             part.register_forward_hook(lambda *_: self._close(), always_call=True)
 
     def note(self) -> None:
-        """Records the present place in the forward, so that an operation's backward has the same place."""
+        """Records the present place in the forward for the operation's backward, which then has the same place."""
         if _node() is None:
             self._numbers.append(_next_number())
             self._seen.append(self._now())
@@ -70,7 +70,10 @@ class Places:
         self.refused = self.refused or self.here()
 
     def here(self) -> str:
-        """Returns the module's present place, in words that begin with a comma; '' if it is unknown."""
+        """Returns the present place of the module, in words that begin with a comma.
+
+        Returns '' if the place is unknown.
+        """
         node = _node()
         if node is None:
             return str(self._now())

@@ -1,8 +1,9 @@
-"""A tensor with a bound on the error of any correct program, and on the magnitude of the program's sums.
+"""Defines `Ranged`: a tensor with a bound on the error of any correct program, and on the size of the program's sums.
 
-A `Ranged` tensor consists of three tensors of one shape: the value of the unsharded module, in the module's own dtype;
-the largest error of a correct program, element by element; and the sum of the magnitudes of the value's shares: each
-rank may have one share, and a program may scale and move shares before it adds them.
+A `Ranged` tensor consists of three tensors of one shape. The value is that of the unsharded module, in the module's own
+dtype. The error is the largest error of a correct program, element by element. The magnitude is the sum of the
+magnitudes of the value's shares: each rank may have one share, and a program may scale and move shares before it adds
+them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 @dataclass
 class Origin:
-    """Origin of the values of a tensor and its views.
+    """Describes where the values of a tensor, and of all views of the tensor, come from.
 
     Attributes:
         is_constant: True if the values do not depend on the module's inputs or parameters, as in a mask that the module

@@ -66,7 +66,7 @@ class Arithmetic:
 
     @property
     def u_r(self) -> float:
-        """Unit roundoff of a collective's additions.
+        """Unit roundoff of the additions in a collective.
 
         If the additions have more bits than the dtype, the result is rounded once more when it is stored. The unit
         roundoff counts this rounding for each addition.
@@ -116,7 +116,7 @@ after the other.  Sleef's functions are within 1 ulp, torch's own vector code wi
 
 @dataclass(frozen=True)
 class Bounded:
-    """A tensor known to within a bound.
+    """A right value together with the largest error that a correct result may have.
 
     Attributes:
         value: The right value, a float64 tensor.
@@ -153,7 +153,7 @@ def underflow(dtype: str, *, flushed: bool = False) -> float:
 
 
 def gamma(num_roundings: int, u: float) -> float:
-    """Returns n u / (1 - n u), the largest relative error of n roundings in a row; infinite if n u is at least 1.
+    """Returns n u / (1 - n u), the largest relative error of n roundings in a row. Infinite if n u is at least 1.
 
     Source: Higham, lemma 3.1.
     """
@@ -162,7 +162,7 @@ def gamma(num_roundings: int, u: float) -> float:
 
 
 def growth(*roundings: tuple[int, float]) -> float:
-    """Returns prod (1 + u)**n - 1 over pairs (n, u): the relative error of roundings of several precisions in a row."""
+    """Returns the relative error of roundings of several precisions in a row: prod (1 + u)**n - 1 over pairs (n, u)."""
     return math.expm1(sum(count * math.log1p(u) for count, u in roundings))
 
 
@@ -192,7 +192,10 @@ def store(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic, *, t
 
 
 def where_finite(magnitude: torch.Tensor, largest: float, error: torch.Tensor) -> torch.Tensor:
-    """Returns `error`, with infinity in place of each element at which `magnitude` exceeds `largest` or is NaN."""
+    """Returns `error` with some elements replaced by infinity.
+
+    These are the elements for which `magnitude` exceeds `largest` or is NaN.
+    """
     return torch.where(magnitude <= largest, error, math.inf)
 
 
@@ -205,7 +208,7 @@ def after_additions(
     *,
     beside: torch.Tensor | float = 0.0,
 ) -> torch.Tensor:
-    """Bounds the error of a sum after `num_additions` additions in any order have each rounded their result.
+    """Bounds the error of a sum after `num_additions` additions in any order. Each addition rounds its result.
 
     Derived here, with n for `num_additions`.  The result of an addition is the sum of some of the terms, so it is
     at most the sum of all positive or of all negative terms.  Let M be this limit: (magnitude + |total|) / 2 + beside.
@@ -224,11 +227,11 @@ def after_additions(
 def bounded(
     value: torch.Tensor, error: torch.Tensor, magnitude: torch.Tensor, num_terms: int, derivation: str
 ) -> Bounded:
-    """Returns a result with its bound, widened by the rounding error of the oracle's own float64 computation.
+    """Returns a result with its bound. The bound includes the rounding error of the oracle's own float64 computation.
 
     Args:
-        error: Bound of a correct result's distance from the exact value.
-        magnitude: Sum of magnitudes behind each element of the reference.
+        error: Largest distance of a correct result from the exact value.
+        magnitude: Sum of the magnitudes of the terms behind each element of the reference.
         num_terms: Number of terms of that sum.
 
     Source: Higham, equation 3.5, for the reference's own error.

@@ -1,4 +1,4 @@
-"""Runs the unsharded module once more and counts every operation's roundings, which bounds a parallel module's error.
+"""Bounds a parallel module's error: runs the unsharded module once more and counts the roundings of every operation.
 
 An operation without a rule in `equivtest.oracle.running_rules` is decomposed as torch decomposes it. If torch cannot
 decompose the operation, no bound is known, and the module is refused. The bounds hold for every program that computes
@@ -72,8 +72,8 @@ class RunningError(Mode):
 
     Attributes:
         undecided: Message that names the first operation whose choice may differ in a correct program, such as an
-            argmax of nearly equal elements; '' if there is no such operation. If there is such an operation, no result
-            has a bound.
+            argmax of nearly equal elements. With such an operation, no result has a bound. The message is '' if there
+            is no such operation.
 
     Raises:
         InexactData: no bound is known for an operation.
@@ -88,14 +88,14 @@ class RunningError(Mode):
 
     @staticmethod
     def exactly(tensor: torch.Tensor) -> Ranged:
-        """Copies a tensor that is the same in every program; the copy has an error of 0.
+        """Copies a tensor that is the same in every program. The copy has an error of 0.
 
         Call this function outside of the mode.
         """
         return Parts.of(tensor.detach().clone()).wrapped()
 
     def bounded(self, tensor: torch.Tensor) -> Bounded:
-        """Returns a float64 copy of a result and its bound, which also allows for an average over the ranks."""
+        """Returns a float64 copy of a result, with its bound. The bound also allows for an average over the ranks."""
         assert isinstance(tensor, Ranged)
         if tensor.is_complex():
             raise InexactData("no bound is known for complex results: return torch.view_as_real of them")
@@ -147,7 +147,7 @@ class RunningError(Mode):
         return self._computed(func, name, args, kwargs)
 
     def _made(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an operation without floating-point operands, such as a mask times a number, or `torch.arange`.
+        """Runs an operation without floating-point operands, such as `torch.arange`, or a mask times a number.
 
         If the result is floating-point, the operation's own rounding is its only error.
         """
@@ -230,7 +230,10 @@ class RunningError(Mode):
     def _in_more_bits(
         self, func: Any, dtypes: tuple[torch.dtype, torch.dtype], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Runs an operation as torch's 16-bit kernel does, which computes in `dtypes[1]` and stores in `dtypes[0]`."""
+        """Runs an operation as torch's 16-bit kernel does.
+
+        The kernel computes in the dtype `dtypes[1]` and stores in the dtype `dtypes[0]`.
+        """
         flat, how = tree_flatten((args, kwargs))
         wider, named = tree_unflatten([widened(each, *dtypes) for each in flat], how)
         with self:
@@ -253,7 +256,10 @@ class RunningError(Mode):
             return parts._replace(value=parts.value.to(wide)).wrapped()
 
     def _stored(self, out: Out, like: Any, given: Any) -> Any:
-        """Rounds a kernel's result to the dtype in which the kernel stores it; returns it in the dtype of `like`."""
+        """Rounds a kernel's result to the dtype in which the kernel stores it.
+
+        Returns the rounded result in the dtype of `like`.
+        """
         if out.tensor is None:
             return None
         parts = Parts.of(out.tensor)
@@ -272,7 +278,7 @@ class RunningError(Mode):
         return constant(parts) if _is_constant(given) else parts.wrapped()
 
     def _by_rule(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Returns the operation's result with its bound; None if no rule exists for the operation."""
+        """Returns the operation's result with its bound. Returns None if no rule exists for the operation."""
         if name in REDUCTIONS:
             names = [argument.name for argument in func._schema.arguments[1:]]
             return REDUCTIONS[name](self.roundings, args[0], **dict(zip(names, args[1:], strict=False)), **kwargs)
@@ -332,7 +338,7 @@ class RunningError(Mode):
             self.undecided = f"{what}{self.places.here()}"
 
     def _write(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an in-place operation: computes its result out of place, then writes the result to the target."""
+        """Runs an in-place operation. Computes the result in new memory, then writes the result to the target."""
         target, *others = args
         if not is_floating(target):
             if not isinstance(target, torch.Tensor) or _are_off((others, kwargs)):
@@ -387,7 +393,7 @@ def _unknown(name: str) -> InexactData:
 
 
 def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """True if a random operation draws numbers in this call; dropout with p = 0, for example, draws none."""
+    """True if a random operation draws numbers in this call. Dropout with p = 0, for example, draws none."""
     named = {each.name: each.default_value for each in func._schema.arguments}
     named |= dict(zip(named, args, strict=False)) | kwargs
     dropped = [named[name] for name in ("dropout_p", "p") if isinstance(named.get(name), int | float)]
@@ -395,7 +401,7 @@ def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _are_off(tree: Any) -> bool:
-    """True if some tensor of the tree has an error, so that a correct program may have other values in this tensor."""
+    """True if some tensor of the tree has an error, so that a correct program may have other values in the tensor."""
     return any(isinstance(each, Ranged) and bool((each.error != 0).any()) for each in leaves(tree))
 
 

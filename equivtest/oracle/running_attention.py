@@ -35,7 +35,10 @@ def attention(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Out, Out]:
-    """Returns attention's output, and for each query the logarithm of the sum of the exponentials of its scores."""
+    """Returns the output of attention, and one logarithm for each query.
+
+    The logarithm is that of the sum of the exponentials of the query's scores.
+    """
     scores = _scores(q, _to_heads_of(q, k), is_causal, attn_mask, scale)
     found = kernel.stored(_probabilities(scores)) @ _to_heads_of(q, v)
     return Out(found, is_sum=True), Out(scores.logsumexp(-1), is_whole=True)
@@ -57,7 +60,8 @@ def attention_backward(
 ) -> tuple[Out, Out, Out]:
     """Returns the gradients of queries, keys and values.
 
-    Their bounds hold whether a program multiplies by `out` before or after it stores `out` in 16 bits.
+    A program may multiply by `out` before or after it stores `out` in 16 bits. The bounds of the gradients hold for
+    both.
     """
     keys, values, factor = _to_heads_of(q, k), _to_heads_of(q, v), _factor(q, scale)
     p = _probabilities(_scores(q, keys, is_causal, attn_mask, scale))
@@ -94,13 +98,13 @@ def _scores(
 
 
 def _probabilities(scores: torch.Tensor) -> torch.Tensor:
-    """Returns the probabilities. All probabilities of a query that sees no key are zero."""
+    """Returns the probabilities of the scores. If a query sees no key, all its probabilities are zero."""
     sees_none = (scores == -math.inf).all(-1, keepdim=True)
     return scores.masked_fill(sees_none, 0.0).softmax(-1).masked_fill(sees_none, 0.0)
 
 
 def _to_heads_of(q: torch.Tensor, each: torch.Tensor) -> torch.Tensor:
-    """Repeats keys or values that several heads share, once for each of these heads."""
+    """Repeats keys or values that several heads share, so that each of these heads has a copy."""
     return each if each.shape[1] == q.shape[1] else each.repeat_interleave(q.shape[1] // each.shape[1], 1)
 
 

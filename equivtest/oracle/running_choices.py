@@ -1,4 +1,4 @@
-"""Rules of operations that choose by comparing, such as argmax.
+"""Defines rules of operations that choose by comparing, such as argmax.
 
 Each rule also says whether every correct program makes the same choice.
 
@@ -99,7 +99,10 @@ def topk(operand: Ranged, k: int, dim: int = -1, largest: bool = True, sorted: b
 
 
 def _are_apart(ordered: Parts, num: int, dim: int, *, ties: bool) -> bool:
-    """True if every program has the first `num` elements in this order; `ties` allows equal exact elements."""
+    """True if every program has the first `num` elements in this order.
+
+    If `ties` is True, elements without an error may be equal.
+    """
     value, error = (part.narrow(dim, 0, min(num, part.shape[dim])) for part in (ordered.value.double(), ordered.error))
     count = value.shape[dim] - 1
     if count < 1:
@@ -153,7 +156,10 @@ BY_DIM = {"max": largest, "min": smallest}
 
 
 def choice_of(name: str, overload: str, operands: Sequence[Any]) -> Callable[..., Chosen] | None:
-    """Returns the rule of an operation that chooses among floating-point elements; None for any other operation."""
+    """Returns the rule of an operation that chooses among floating-point elements.
+
+    Returns None for any other operation.
+    """
     if not operands or not is_floating(operands[0]):
         return None
     return BY_DIM.get(name) if overload == "dim" else CHOICES.get(name)

@@ -29,7 +29,7 @@ _OF_TRIANGLES = ("cholesky_inverse", "linalg_inv_ex", "linalg_lu", "linalg_lu_fa
 
 
 def _is_simple(matrices: torch.Tensor, dtype: torch.dtype) -> bool:
-    """True if each matrix is a U as in the module's docstring, with sums that the dtype can represent."""
+    """True if each matrix has the form of U in the module's docstring, with sums that the dtype can represent."""
     if matrices.shape[-1] != matrices.shape[-2]:
         return False
     ones = torch.eye(matrices.shape[-1], dtype=torch.float64)
@@ -57,9 +57,10 @@ def _is_diagonal(matrices: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def _exactly(name: str, is_exact: Callable[[torch.Tensor, torch.dtype], bool]) -> Callable[..., Any]:
-    """Makes the rule of the operator `name`: a function (matrices, other arguments) -> results without an error.
+    """Makes the rule of the operator `name`.
 
-    The rule raises InexactData if the matrices have an error, or if `is_exact` is False for them.
+    The rule is a function (matrices, other arguments) -> results without an error. It raises InexactData if the
+    matrices have an error, or if `is_exact` is False for the matrices.
 
     A call of the rule looks the operator up by name, because torch 2.15 has no `cholesky`.
     """
@@ -75,12 +76,12 @@ def _exactly(name: str, is_exact: Callable[[torch.Tensor, torch.dtype], bool]) -
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
-    """Wraps a floating-point tensor with an error of 0; returns any other tensor unchanged."""
+    """Wraps a floating-point tensor as `Ranged`, with an error of 0. Returns any other tensor unchanged."""
     return Parts.of(tensor).wrapped() if tensor.is_floating_point() else tensor
 
 
 def unpacked(factors: torch.Tensor, pivots: torch.Tensor, *which: bool) -> tuple[torch.Tensor, ...]:
-    """Returns the permutation, the lower and the upper factor of square matrices, like `torch.lu_unpack`.
+    """Returns the permutation, the lower factor and the upper factor of square matrices, like `torch.lu_unpack`.
 
     Args:
         which: The flags unpack_data and unpack_pivots of `torch.lu_unpack`.

@@ -53,7 +53,7 @@ def _sum(kernel: Kernel, *args: Any, **kwargs: Any) -> Out:
 
 
 def _sum_and_more(kernel: Kernel, *args: Any, **kwargs: Any) -> Out:
-    """Computes a matrix product plus a third operand; the kernel stores twice, first the product, then the sum.
+    """Computes a matrix product plus a third operand. The kernel stores the product, and then stores the sum.
 
     On several ranks, each rank may store its shares of the product and of the sum.
     """
@@ -71,7 +71,7 @@ def _log_softmax_backward(kernel: Kernel, g: torch.Tensor, y: torch.Tensor, dim:
 
 
 def _softmax(kernel: Kernel, x: torch.Tensor, dim: int, half_to_float: bool) -> Out:  # noqa: FBT001  (torch's own)
-    """Computes a softmax; the kernel stores the exponentials before it divides them, unless `dim` is the last."""
+    """Computes a softmax. Unless `dim` is the last dim, the kernel stores the exponentials before it divides them."""
     return Out(
         kernel.func(x, dim, half_to_float), stores=1 if dim % max(x.dim(), 1) == x.dim() - 1 else 2, is_whole=True
     )
@@ -82,7 +82,7 @@ def _softmax_backward(kernel: Kernel, g: torch.Tensor, y: torch.Tensor, dim: int
 
 
 def _layer_norm_backward(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, shape: Any, *args: Any) -> tuple[Out, ...]:
-    """Computes layer norm's gradients; the kernel adds rows one by one to the 16-bit gradients of weight and bias."""
+    """Computes the gradients of layer norm. The kernel adds rows one by one to 16-bit gradients of weight and bias."""
     rows = max(g.numel() // max(math.prod(shape), 1), 1)
     dx, *others = kernel.func(g, x, shape, *args)
     return Out(dx), *(Out(each, stores=rows, one_by_one=True, is_sum=True, dtype=kernel.dtype) for each in others)
@@ -91,7 +91,7 @@ def _layer_norm_backward(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, shape
 def _nll_loss(
     kernel: Kernel, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignored: int
 ) -> tuple[Out, Out]:
-    """Returns (the loss, the sum of the weights, by which a mean divides).
+    """Returns (loss, sum of the weights). To get a mean, the kernel divides by the sum of the weights.
 
     The kernel adds the first term of each sum to zero, which rounds nothing.
     """
@@ -109,7 +109,7 @@ def _nll_loss_backward(kernel: Kernel, *args: Any) -> Out:
 
 
 def _squares(kernel: Kernel, x: torch.Tensor, y: torch.Tensor, reduction: int = MEAN) -> Out:
-    """Computes mse_loss; the kernel stores the difference, then its square, then the sum."""
+    """Computes mse_loss. The kernel stores the difference, then the square of the difference, then the sum."""
     return Out(kernel.func(x, y, reduction), stores=4, is_sum=True)
 
 

@@ -1,4 +1,7 @@
-"""Functions on the operands of an operation, nested tensors with values, errors and magnitudes: see `running`."""
+"""Defines functions on the operands of an operation: nested values, with errors and magnitudes.
+
+The module `running` uses these functions.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ NESTED = (tuple, list, dict)
 
 
 def leaves(tree: Any) -> list[Any]:
-    """Lists the leaves of nested tuples, lists and dicts, in order; several times as fast as torch's pytree."""
+    """Lists the leaves of nested tuples, lists and dicts, in order. This is several times as fast as torch's pytree."""
     if not isinstance(tree, NESTED):
         return [tree]
     tensors: list[Any] = []
@@ -39,21 +42,24 @@ def is_floating(value: object) -> bool:
 
 
 def is_whole(dtype: torch.dtype | None) -> bool:
-    """True if a requested dtype has only whole numbers."""
+    """True if a requested dtype can hold only whole numbers."""
     return dtype is not None and not dtype.is_floating_point and not dtype.is_complex
 
 
 def narrowest(tree: Any) -> torch.dtype | None:
-    """Returns the first floating-point dtype of a tensor that has fewer than 32 bits; None if no tensor has one.
+    """Returns the first floating-point dtype with fewer than 32 bits among the tensors of the tree.
 
-    torch's decompositions compute in more bits for such a dtype.
+    Returns None if no tensor has such a dtype. torch's decompositions compute in more bits for such a dtype.
     """
     dtypes = [each.dtype for each in leaves(tree) if is_floating(each)]
     return next((dtype for dtype in dtypes if dtype.itemsize < torch.float32.itemsize), None)
 
 
 def widened(value: Any, narrow: torch.dtype, wide: torch.dtype) -> Any:
-    """Converts a tensor of dtype `narrow`, or that dtype itself, to `wide`; returns any other value unchanged."""
+    """Converts a tensor of dtype `narrow` to `wide`. If `value` is the dtype `narrow` itself, returns `wide`.
+
+    Returns any other value unchanged.
+    """
     if value is narrow:
         return wide
     if not is_floating(value) or value.dtype != narrow:
@@ -66,9 +72,10 @@ def widened(value: Any, narrow: torch.dtype, wide: torch.dtype) -> Any:
 
 
 def moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Returns the `Ranged` result of an operation that only moves elements; errors and magnitudes move in the same way.
+    """Returns the `Ranged` result of an operation that only moves elements.
 
-    If no operand is `Ranged`, as for a tensor that was made before the module ran, the result is a plain tensor.
+    Errors and magnitudes move like the values. If no operand is `Ranged`, as for a tensor that was made before the
+    module ran, the result is a plain tensor.
     """
     if not any(isinstance(each, Ranged) for each in leaves((args, kwargs))):
         return func(*args, **kwargs)
@@ -97,7 +104,7 @@ def _part(value: Any, *, place: int) -> Any:
 
 
 def joined(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Concatenates or stacks tensors with their errors and magnitudes; integers have an error of 0."""
+    """Concatenates or stacks tensors with their errors and magnitudes. Integers have an error of 0."""
     parts = [Parts.of(each) for each in args[0]]
     return Ranged(*(func([each[place] for each in parts], *args[1:], **kwargs) for place in range(3)))
 

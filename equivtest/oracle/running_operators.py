@@ -1,4 +1,4 @@
-"""Lists torch's operators that need no rule of their own, by name: see `equivtest.oracle.running`."""
+"""Lists the names of torch's operators that need no separate rule: see `equivtest.oracle.running`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Types for the call and the result of a kernel that computes in more bits than it stores: see `running_kernels`."""
+"""Defines types for a kernel that computes in more bits than it stores: see `running_kernels`.
+
+One type is for a call of the kernel, and the other type is for its result.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ class Out:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A call of a kernel whose operands were widened.
+    """A call of a kernel whose operands have been widened.
 
     Attributes:
         func: The operator.

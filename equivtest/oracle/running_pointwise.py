@@ -36,7 +36,10 @@ SUM, MEAN = 2, 1  # torch's numbers for reductions
 
 
 def of_gradient(kernel: Kernel, g: torch.Tensor, *args: Any, **kwargs: Any) -> Out:
-    """Computes a gradient times a factor that depends on no gradient; the kernel stores only the product."""
+    """Computes the product of a gradient and a factor that does not depend on any gradient.
+
+    The kernel stores only the product.
+    """
     slope = kernel.func(torch.ones_like(g), *args, **kwargs)
     return Out(kernel.func(g, *args, **kwargs), factors=(g, slope))
 
@@ -57,7 +60,10 @@ def _product(g: torch.Tensor, slope: torch.Tensor) -> Out:
 
 
 def _sigmoid(kernel: Kernel, g: torch.Tensor, y: torch.Tensor) -> Out:
-    """Computes sigmoid's gradient (g (1 - y)) y; sigmoid_backward_kernel computes in float32 only for bfloat16."""
+    """Computes the gradient of sigmoid, (g (1 - y)) y.
+
+    torch's kernel sigmoid_backward_kernel computes in float32 only for bfloat16.
+    """
     if kernel.dtype != torch.float16:
         return of_gradient(kernel, g, y)
     return Out(kernel.stored_shares(g * kernel.stored(1 - y)) * y)
@@ -76,7 +82,10 @@ def _logit(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, eps: float | None =
 
 
 def _branch(x: torch.Tensor, limit: Any, above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
-    """Returns `above` if x is larger than a limit, else `below`; the error allows both if the order is uncertain."""
+    """Returns `above` for elements of x that are larger than a limit, and `below` for all other elements.
+
+    If the order is uncertain, the error allows both.
+    """
     with _disable_current_modes():
         a, border, one, two = map(Parts.of, (x, limit, above, below))
         is_above = a.value > border.value.to(a.value.dtype)
@@ -87,7 +96,7 @@ def _branch(x: torch.Tensor, limit: Any, above: torch.Tensor, below: torch.Tenso
 
 
 def _glu(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, dim: int) -> Out:
-    """Computes glu's gradient; the kernel stores the sigmoid, from which it computes the gate's gradient."""
+    """Computes the gradient of glu. The kernel stores the sigmoid, and computes the gradient of the gate from it."""
     left, right = x.chunk(2, dim)
     gate = kernel.stored(right.sigmoid())
     return _product(torch.cat([g, g], dim), torch.cat([gate, (1 - gate) * gate * left], dim))
@@ -177,9 +186,9 @@ def _softplus_backward(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, beta: f
 
 
 def _gelu(kernel: Kernel, x: torch.Tensor, *, approximate: str = "none") -> Out:
-    """Computes gelu as (x (1 + erf(x / sqrt(2)))) / 2, or its variant with tanh.
+    """Computes gelu as (x (1 + erf(x / sqrt(2)))) / 2, or the variant of gelu with tanh.
 
-    Source: gelu_out_cpu of ATen/native/Activation.cpp (2.13.0): in bfloat16 it calls oneDNN.  oneDNN doubles large
+    Source: gelu_out_cpu of ATen/native/Activation.cpp (2.13.0): in bfloat16 it calls oneDNN. oneDNN doubles large
     numbers before it halves them, and may store zero in place of a subnormal number.
     """
     if approximate != "none":

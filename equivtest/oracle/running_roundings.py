@@ -50,19 +50,23 @@ class Roundings:
 
     @property
     def of_curve(self) -> int:
-        """Bounds the error of exp, erf and similar functions, in roundings; an ulp is at most two roundings."""
+        """Bounds the error of exp, erf and similar functions, as a number of roundings.
+
+        An ulp is at most two roundings.
+        """
         return 2 * math.ceil(self.arithmetic.libm_ulp)
 
     @property
     def words(self) -> str:
-        """Words for a message that name the dtypes in which the module computes, stores and adds."""
+        """Text for a message, with the dtypes in which the module computes, stores and adds."""
         record = self.arithmetic
         return f"computed in {record.accumulate}, stored in {record.dtype}, added up in {record.reduce}"
 
     def record(self, dtype: torch.dtype) -> Arithmetic:
-        """Returns the arithmetic of operations whose results have a dtype, which need not be the module's dtype.
+        """Returns the arithmetic of operations whose results have the dtype `dtype`.
 
-        If the backend declares nothing for a dtype, it computes, stores and adds in that dtype.
+        This dtype need not be the module's dtype. If the backend declares nothing for the dtype, the operations
+        compute, store and add in the dtype.
 
         Raises:
             InexactData: the dtype has only whole numbers.
@@ -77,7 +81,7 @@ class Roundings:
         return declared_of(name) or replace(own, dtype=name, accumulate=name, reduce=name)
 
     def where_unknown(self, dtype: torch.dtype) -> Roundings:
-        """Returns roundings for an unknown kernel, which may add in `dtype` and store every intermediate result."""
+        """Returns the roundings of an unknown kernel. It may add in `dtype` and store every intermediate result."""
         return replace(self, coarse=replace(self.record(dtype), accumulate=dtype_name(dtype)))
 
     def own(
@@ -88,11 +92,11 @@ class Roundings:
         stores: Count = 1,
         added: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Bounds the sum of one operation's roundings in the unsharded module and in the parallel program.
+        """Bounds the sum of two errors: an operation's roundings in the unsharded module, and in the parallel program.
 
         Args:
             parts: The result, with the error that its operands bring.
-            num: Number of roundings in the dtype `accumulate`; SPARE more are counted.
+            num: Number of roundings in the dtype `accumulate`. The bound counts SPARE additional roundings.
             stores: Number of times that a value is stored in the tensor's own dtype: more than 1 for a sum that is
                 computed in that dtype.
             added: Bound on the sum of the shares of any of the ranks, if a collective adds shares in this operation.
@@ -113,7 +117,10 @@ class Roundings:
         return torch.where(parts.magnitude == 0, 0.0, bound + lost)
 
     def divided(self, parts: Parts) -> torch.Tensor:
-        """Bounds the roundings if each rank divides a result that all ranks hold by the number of ranks."""
+        """Bounds the roundings of a program in which each rank divides a result by the number of ranks.
+
+        All ranks hold the whole result.
+        """
         record = self.record(parts.value.dtype) if parts.value.is_floating_point() else self.arithmetic
         found = (record.u_o * parts.reach + self.ranks * record.eta) * int(self.ranks > 1)
         return torch.where(parts.magnitude == 0, 0.0, found)
@@ -159,16 +166,16 @@ class Roundings:
         return earlier + record.u_r * (parts.size + error + earlier)
 
     def _held(self, parts: Parts, stores: Count) -> torch.Tensor:
-        """Bounds the sum, over all ranks, of the magnitudes that the ranks store.
+        """Bounds the sum, over all ranks, of the magnitudes of the stored numbers.
 
-        On one rank that stores once, only the result is stored, so the bound is |value| + error.  Otherwise shares of
+        On one rank that stores once, only the result is stored, so the bound is |value| + error. Otherwise shares of
         the result may be stored, so the bound is `parts.magnitude`.
         """
         is_whole = self.ranks == 1 and isinstance(stores, int) and stores == 1
         return parts.reach if is_whole else parts.magnitude
 
     def averaged(self, parts: Parts) -> torch.Tensor:
-        """Bounds the roundings of averaging a result over the ranks, if each rank holds a share or the whole of it.
+        """Bounds the roundings of an average over the ranks. Each rank has a share of the result, or all of it.
 
         A program may divide the shares, or their sum, or both. Division by a power of two is exact. Division by any
         other number rounds twice, like a product with a reciprocal. The addition of shares was counted before. If each
@@ -206,9 +213,8 @@ class Roundings:
     ) -> Parts:
         """Returns a result whose error includes the operation's roundings.
 
-        The error is infinite if the result, or a share of it, may overflow.
-
-        An infinite result of operands without an error, as in a mask, is exact.
+        The error is infinite if the result, or a share of the result, may overflow. If the operands have no error and
+        the result is infinite, as in a mask, the result is exact.
         """
         masked = value.isinf() & (error == 0)
         error = error + self.own(Parts(value, error, magnitude), num, stores=stores, added=added)
@@ -217,17 +223,20 @@ class Roundings:
         return Parts(value, torch.where(masked, 0.0, allowed), magnitude)
 
     def summed(self, value: torch.Tensor, error: torch.Tensor, magnitude: torch.Tensor, num: Count) -> Parts:
-        """Returns a sum of `num` terms, which the ranks may divide among them, with its roundings."""
+        """Returns a sum of `num` terms with its roundings. The ranks may divide the terms among them."""
         return self.rounded(value, error, magnitude, num, added=partial_sums(value, magnitude))
 
 
 def partial_sums(value: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
-    """Bounds each sum of some terms of `value`, without errors; `magnitude` is the sum of the absolute terms."""
+    """Bounds the sum of any of the terms that add up to `value`, without errors.
+
+    `magnitude` is the sum of the absolute terms.
+    """
     return (magnitude + value.double().abs()) / 2
 
 
 def gamma_of(num: Count, u: float) -> torch.Tensor | float:
-    """Returns num u / (1 - num u), as `equivtest.oracle.rounding.gamma`; elementwise if `num` is a tensor."""
+    """Returns num u / (1 - num u), as `equivtest.oracle.rounding.gamma` does. `num` may be a tensor."""
     if isinstance(num, int):
         return num * u / (1 - num * u) if num * u < 1 else math.inf
     product = num.double() * u
@@ -235,7 +244,7 @@ def gamma_of(num: Count, u: float) -> torch.Tensor | float:
 
 
 def chosen(value: torch.Tensor, error: torch.Tensor) -> Parts:
-    """Returns the result of an operation that rounds nothing, such as a maximum; each rank holds the whole of it.
+    """Returns the result of an operation that rounds nothing, such as a maximum. Each rank holds the whole result.
 
     The result has no shares, because a program must add the shares of the operands before such an operation.
     """

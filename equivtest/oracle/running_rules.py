@@ -34,7 +34,7 @@ Curve = Callable[[torch.Tensor], torch.Tensor]
 
 
 def add(r: Roundings, left: Any, right: Any, *, alpha: float = 1, num: int = 0) -> Parts:
-    """Computes left + alpha * right; `num` is the number of roundings in addition to the addition's own.
+    """Computes left + alpha * right. `num` is the number of roundings besides the rounding of the addition.
 
     If a term is infinite and has no error, the sum is infinite and has no error too. The bound also holds for a program
     in which every rank holds the whole of one term and a share of the other: each rank then divides the whole term by
@@ -54,7 +54,7 @@ def add(r: Roundings, left: Any, right: Any, *, alpha: float = 1, num: int = 0) 
 
 
 def _beside(found: Parts, large: Parts, small: Parts, factor: float) -> Parts:
-    """Returns the sum `found` with a narrower bound for elements in which one term is so huge that the other vanishes.
+    """Returns the sum `found` with a narrower bound for elements in which one term is too huge for the other to matter.
 
     An example is a mask of torch.finfo(dtype).min plus a score.  Such an element does not overflow, because the other
     term moves it by less than half an ulp.  Its error is some ulps of the huge term, since each rank may hold a share
@@ -79,11 +79,11 @@ def _beside(found: Parts, large: Parts, small: Parts, factor: float) -> Parts:
 
 
 def exact_where(name: str, args: Sequence[Any], found: Parts) -> Parts:
-    """Returns `found`, a constant of the module, without an error in elements that no program rounds.
+    """Returns `found`, a constant of the module, with an error of 0 for the elements that no program rounds.
 
     Such elements are sums without a rounding, products with 0, 1 or -1, and exact conversions. Every program computes a
     constant in the same way. A program may compute an input in another way, because ranks may hold shares of the input,
-    whose addition rounds.
+    and the addition of shares rounds.
     """
     value, operands = found.value, [_plain(each) for each in args[:2]]
     if name in ("add", "sub", "rsub") and len(args) == 2:
@@ -105,7 +105,7 @@ def exact_where(name: str, args: Sequence[Any], found: Parts) -> Parts:
 
 
 def all_exact(args: Sequence[Any]) -> torch.Tensor:
-    """Returns the mask of elements for which no operand has an error."""
+    """Returns the mask of elements at which all operands have an error of 0."""
     errors = [Parts.of(each).error for each in args if isinstance(each, torch.Tensor)]
     return functools.reduce(torch.logical_and, [error == 0 for error in errors], torch.ones((), dtype=torch.bool))
 
@@ -140,7 +140,7 @@ def _is_unit(operand: Any) -> torch.Tensor:
 
 
 def matmul(r: Roundings, left: Any, right: Any) -> Parts:
-    """Computes mm, bmm, mv and dot, which add products over the last dim of the left operand."""
+    """Computes mm, bmm, mv and dot. These operations add products over the last dim of the left operand."""
     a, b = Parts.of(left), Parts.of(right)
     error = torch.matmul(a.error, b.reach) + torch.matmul(a.size, b.error)
     value, magnitude = torch.matmul(_plain(left), _plain(right)), torch.matmul(a.magnitude, b.magnitude)
@@ -148,12 +148,12 @@ def matmul(r: Roundings, left: Any, right: Any) -> Parts:
 
 
 def _times(error: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
-    """Multiplies an error by a size; an error of zero stays zero, even times infinity."""
+    """Multiplies an error by a size. An error of zero stays zero, even if the size is infinite."""
     return torch.where(error == 0, 0.0, error * size)
 
 
 def addmm(r: Roundings, plus: Any, left: Any, right: Any, *, beta: float = 1, alpha: float = 1) -> Parts:
-    """Computes addmm, baddbmm and addmv; a kernel may add the products one by one to the first operand, as MKL does."""
+    """Computes addmm, baddbmm and addmv. A kernel may add the products one by one to the first operand, as MKL does."""
     product = matmul(r, left, right).wrapped()
     if alpha != 1:
         product = mul(r, product, alpha).wrapped()
@@ -161,9 +161,10 @@ def addmm(r: Roundings, plus: Any, left: Any, right: Any, *, beta: float = 1, al
 
 
 def div(r: Roundings, left: Any, right: Any) -> Parts:
-    """Computes left / right; ranks may hold shares of `left`, but a program must add the shares of `right` first.
+    """Computes left / right.
 
-    No bound is known if the divisor may be zero.
+    Ranks may hold shares of `left`, but a program must add the shares of `right` before it divides. No bound is known
+    if the divisor may be zero.
     """
     a, b = Parts.of(left), Parts.of(right)
     least = b.size - b.error
@@ -212,7 +213,7 @@ def sign(r: Roundings, operand: Any) -> Parts:
 
 
 def threshold_backward(r: Roundings, cotangent: Any, operand: Any, threshold: float) -> Parts:
-    """Returns the cotangent if the operand is above the threshold or NaN, else zero.
+    """Returns the cotangent for elements at which the operand is above the threshold or NaN, and zero for all others.
 
     Source: threshold_kernel of ATen/native/cpu/Activation.cpp (2.13.0), which compares 16-bit operands in float32;
     another device may store the threshold.
@@ -222,9 +223,9 @@ def threshold_backward(r: Roundings, cotangent: Any, operand: Any, threshold: fl
 
 
 def passed(operand: Any, passes: torch.Tensor, unclear: torch.Tensor) -> Parts:
-    """Returns the operand for each element with True in the mask `passes`, else zero.
+    """Returns the operand for each element with True in the mask `passes`, and zero for every other element.
 
-    For elements with True in the mask `unclear`, the error allows both the operand and zero.
+    If the mask `unclear` is True for an element, the error allows both the operand and zero.
     """
     g = Parts.of(operand)
     error = torch.where(unclear, g.reach, torch.where(passes, g.error, 0.0))
@@ -232,7 +233,7 @@ def passed(operand: Any, passes: torch.Tensor, unclear: torch.Tensor) -> Parts:
 
 
 def is_near(a: Parts, limit: float, off: float = 0.0) -> torch.Tensor:
-    """True for elements that a correct program may have on the other side of a limit; `off` is the limit's error."""
+    """True for elements that may lie on the other side of a limit in a correct program. `off` is the limit's error."""
     error = a.error + off
     return ((a.value.double() - limit).abs() <= error) & (error > 0)
 
@@ -247,7 +248,7 @@ def shrink(r: Roundings, operand: Any, lambd: float = 0.5) -> Parts:
 
 
 def shrink_backward(r: Roundings, cotangent: Any, operand: Any, lambd: float) -> Parts:
-    """Returns the cotangent if the operand is outside of [-lambd, lambd], else zero.
+    """Returns the cotangent for elements at which the operand is outside of [-lambd, lambd], and zero for all others.
 
     Source: hardshrink_kernel and shrink_backward_kernel of ATen/native/cpu/Activation.cpp (2.13.0), which store lambd.
     """
@@ -298,7 +299,7 @@ def _negative_power(r: Roundings, a: Parts, exponent: Any) -> Parts:
 def _with_number_stored(
     found: Parts, a: Parts, f: Callable[[torch.Tensor, float], torch.Tensor], number: float
 ) -> Parts:
-    """Returns `found`, the result of f(a, number), with a bound that also holds if a program rounds the number first.
+    """Returns `found`, the result of f(a, number), with a bound that also holds if a program first rounds `number`.
 
     Some kernels store the number in the tensor's dtype.
 
@@ -318,7 +319,10 @@ def power_of(r: Roundings, base: float, exponent: Any) -> Parts:
 
 
 def curve(r: Roundings, operand: Any, f: Curve, *, above: float = -math.inf, stores: int = 1) -> Parts:
-    """Applies f, which is monotonic for x > `above`; f(value - error) and f(value + error) bound the result."""
+    """Applies f, a function that is monotonic for x > `above`.
+
+    The bound follows from f(value - error) and f(value + error).
+    """
     a = Parts.of(operand)
     right, low, high = a.value.double(), a.value - a.error, a.value + a.error
     error = torch.maximum((f(high) - f(right)).abs(), (f(low) - f(right)).abs())
@@ -350,7 +354,7 @@ def rsqrt(r: Roundings, operand: Any) -> Parts:
 
 
 def clamp(r: Roundings, operand: Any, *limits: Any, **named: Any) -> Parts:
-    """Clamps between two limits; a limit that is a number is stored in the operand's dtype."""
+    """Clamps between two limits. If a limit is a number, the kernel stores it in the operand's dtype."""
     low, high = (*limits, None, None)[:2]
     result = operand
     for limit, change in ((named.get("min", low), larger), (named.get("max", high), smaller)):
@@ -379,7 +383,10 @@ def wave(r: Roundings, operand: Any, f: Curve) -> Parts:
 
 
 def _plain(operand: Any) -> Any:
-    """Returns a tensor's value; leaves a Python number as it is, so that it does not change the result's dtype."""
+    """Returns the value of a tensor. Returns a Python number unchanged.
+
+    A tensor in place of the number could change the result's dtype.
+    """
     return Parts.of(operand).value if isinstance(operand, torch.Tensor) else operand
 
 

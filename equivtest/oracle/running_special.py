@@ -24,9 +24,9 @@ MINIMUM_OF_GAMMA = 1.4616321449683623
 
 
 def _curve(f: Curve, above: float = -math.inf) -> Rule:
-    """Makes the rule of a monotonic function whose kernel may be off by as much as a few roundings of the number 1.
+    """Makes the rule of a monotonic function whose kernel may have an absolute error of a few roundings of 1.
 
-    Near a zero of the function such an absolute error is much larger than the roundings of the value itself.
+    Near a zero of the function, such an error is much larger than the roundings of the value itself.
     """
 
     def rule(r: Roundings, operand: Any) -> Parts:
@@ -60,7 +60,10 @@ def _no_steeper(f: Curve, slope: float) -> Rule:
 
 
 def tangent(r: Roundings, operand: Any) -> Parts:
-    """Computes tan, which rises between its poles; beyond -pi/2 and pi/2, no inexact operand has a bound."""
+    """Computes tan, which rises between its poles.
+
+    Outside of -pi/2 to pi/2, the result of an operand with an error has no bound.
+    """
     a = Parts.of(operand)
     found = _curve(torch.tan)(r, operand)
     is_between = a.reach < math.pi / 2
@@ -92,7 +95,7 @@ def angle(r: Roundings, left: Any, right: Any) -> Parts:
 
 
 def _beside(f: Any) -> Rule:
-    """Makes the rule of f(a, x), which is monotonic in x; no bound is known unless a is exact."""
+    """Makes the rule of f(a, x), which is monotonic in x. If a has an error, no bound is known."""
 
     def rule(r: Roundings, first: Any, operand: Any) -> Parts:
         a, x = Parts.of(first), Parts.of(operand)
@@ -129,7 +132,10 @@ def scaled(r: Roundings, left: Any, right: torch.Tensor) -> Parts:
 
 
 def product(r: Roundings, operand: Any, dim: int | None = None, keepdim: bool = False) -> Parts:  # noqa: FBT001, FBT002
-    """Multiplies the elements along a dim; for values v with errors e, the error is prod(|v| + e) - prod |v|."""
+    """Multiplies the elements along a dim.
+
+    For values v with errors e, the error of the product is prod(|v| + e) - prod |v|.
+    """
     a = Parts.of(operand)
     how: tuple[Any, ...] = () if dim is None else (dim, keepdim)
     num = a.value.numel() if dim is None else a.value.shape[dim] if a.value.dim() else 1
@@ -146,7 +152,7 @@ def products(r: Roundings, operand: Any, dim: int) -> Parts:
 
 
 def log_sums(r: Roundings, operand: Any, dim: int) -> Parts:
-    """Computes logcumsumexp, log(exp(x_1) + ... + exp(x_k)) for each k; no term's error is amplified.
+    """Computes logcumsumexp, which is log(exp(x_1) + ... + exp(x_k)) for each k. No term's error grows.
 
     Derived here: the k-th result is y + log1p(exp(x - y)), with x the k-th term and y the result before it. A kernel
     may exchange x and y. The difference x - y is off by at most one rounding of |x| + |y|. The slope of exp up to zero,
@@ -217,7 +223,7 @@ RULES: dict[str, Any] = {
 
 
 def triangular_solve(b: Any, a: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False) -> Any:  # noqa: FBT001, FBT002
-    """Solves a triangular system like torch.triangular_solve; also returns a copy of the matrix."""
+    """Solves a triangular system like torch.triangular_solve. Also returns a copy of the matrix."""
     matrix = a.mT if transpose else a
     found = torch.linalg.solve_triangular(matrix, b, upper=upper != transpose, unitriangular=unitriangular)
     return found, a.clone()

@@ -54,7 +54,7 @@ def var_mean(
     unbiased: bool = True,
     keepdim: bool = False,
 ) -> tuple[Parts, Parts]:
-    """Returns the variance and the mean, with bounds for any algorithm: see `equivtest.families.norm.oracle.norms`.
+    """Returns the variance and the mean. The bounds hold for any algorithm: see `equivtest.families.norm.oracle.norms`.
 
     An algorithm adds squares of numbers that are at most |x| plus the mean of all |x|.
     """
@@ -101,7 +101,7 @@ def softmax(r: Roundings, operand: Any, dim: int, half_to_float: bool = False) -
 
 
 def dims_of(value: torch.Tensor, dim: Dims) -> tuple[int, ...]:
-    """Returns the reduced dims as a tuple; None or () stands for all dims."""
+    """Returns the reduced dims as a tuple. If `dim` is None or (), all dims are reduced."""
     if dim is None or (not isinstance(dim, int) and not len(dim)):
         return tuple(range(value.dim()))
     return (dim,) if isinstance(dim, int) else tuple(dim)

@@ -52,7 +52,7 @@ class Right:
 
 
 def right_results(kind: str, op: str, operands: Sequence[Items], rank: int, root: int | None) -> list[Right] | None:
-    """Returns the right tensor of each item on one rank of the group; None if the rank's result is undefined.
+    """Returns the right tensor of each item on one rank of the group. Returns None if the rank's result is undefined.
 
     Args:
         kind: Kind of the collective, such as 'all_reduce' or 'all_gather'.
@@ -127,7 +127,7 @@ def _extreme(op: str, stack: torch.Tensor) -> Right:
 
 
 def _of_whole_numbers(op: str, stack: torch.Tensor) -> torch.Tensor:
-    """Reduces whole numbers, which wrap around in their dtype."""
+    """Reduces whole numbers. If a result does not fit the dtype, it wraps around."""
     if op in BITWISE:
         return join_bits(op, stack)
     if op in ("sum", "product") and stack.dtype is not torch.bool:

@@ -23,7 +23,7 @@ from equivtest.tensors import dtype_name
 
 @dataclass(frozen=True)
 class Shares:
-    """An operand whose value is the reduction of several ranks' tensors, before the reduction.
+    """An operand whose value is a reduction of several ranks' tensors. The tensors are not reduced yet.
 
     `stack` has the ranks' tensors, one after the other along the first dim, and `op` is the reduction.
     """
@@ -33,7 +33,7 @@ class Shares:
 
 
 def right_of_operation(name: str, args: list[Any], kwargs: dict[str, Any], ranks: int = 1) -> list[Right]:
-    """Returns the right value of each result of the operator, then of each operand to which the operator writes.
+    """Returns the right values of the operator's results, and then of the operands to which the operator writes.
 
     For a complex tensor the right value has pairs of real numbers: see `as_pairs`.
 
@@ -79,7 +79,7 @@ def as_pairs(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def raised_on_cpu(name: str, args: list[Any], kwargs: dict[str, Any]) -> str:
-    """Returns the operator's exception for these operands on the CPU; '' if it raises nothing."""
+    """Returns the exception that the operator raises for these operands on the CPU. Returns '' if it raises nothing."""
     try:
         operator_of(name)(*args, **kwargs)
     except Exception as error:  # from torch
@@ -133,7 +133,9 @@ def _ranged(value: Any) -> Any:
 
 
 def _added(shares: Shares) -> torch.Tensor:
-    """Returns the reduction of the ranks' shares; if they are `Ranged`, its bound holds for any order of additions.
+    """Returns the reduction of the ranks' shares.
+
+    If the shares are `Ranged`, the bound of the result holds for any order of additions.
 
     Raises:
         Unjudged: the reduction of whole numbers is rounded, or unknown.
@@ -148,9 +150,9 @@ def _added(shares: Shares) -> torch.Tensor:
 
 
 def _coarsest(values: list[Any]) -> torch.dtype | None:
-    """Returns the floating dtype with the fewest significand bits among tensors and arguments; None if there is none.
+    """Returns the floating dtype with the fewest significand bits among tensors and arguments.
 
-    A complex tensor counts with the dtype of its real part.
+    Returns None if there is no floating dtype. A complex tensor counts with the dtype of its real part.
     """
     found = {_dtype_of(value).to_real() for value in values if _is_float(value)}
     found |= {value for value in values if isinstance(value, torch.dtype) and value.is_floating_point}
