@@ -49,7 +49,9 @@ class Backend:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables of ranks and of the server that forks the ranks: on the CPU they hide CUDA's cards.
+        """Environment variables of ranks and of the server that forks the ranks.
+
+        On the CPU the variables hide CUDA's cards.
 
         If torch sees no card, torch starts no thread for a card, so ranks can be forked on a machine with cards too.
         Source: CUDA C++ Programming Guide, "CUDA Environment Variables"; Engine::start_device_threads of

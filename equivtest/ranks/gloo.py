@@ -1,10 +1,10 @@
 """Gives each gloo group one worker thread, because with two threads torch may free a string twice.
 
 By default two threads of a group take collectives off its queue.  After each collective a thread assigns the
-collective's name to a string that both threads share, without a lock: ProcessGroupGloo::runLoop, as read in the library
-of torch 2.13.0.  libstdc++ keeps names of up to 15 characters within the string.  ALLGATHER_COALESCED, the name of a
+collective's name to a string that both threads share, without a lock (ProcessGroupGloo::runLoop, as read in the library
+of torch 2.13.0).  libstdc++ keeps names of up to 15 characters within the string.  ALLGATHER_COALESCED, the name of a
 functional all_gather, is longer and lies on the heap, where two threads at once free it twice.  Finding 39 has a
-program without equivtest that crashes; `tests/ranks/test_gloo.py` fails once torch has mended this.
+program without equivtest that crashes. The test `tests/ranks/test_gloo.py` fails once torch has mended this.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ class Inbox:
         """Returns one reply per rank, in rank order.
 
         Ranks that are silent after `limit_s`, or after the grace period that a failure begins, have the outcome
-        'timed_out'.  The detail of the reply of the rank that failed first has the lines of code in which the other
-        ranks were.
+        'timed_out'.  One rank failed first. The `detail` of its reply has the lines of code in which the other ranks
+        were.
         """
         deadline_s = time.monotonic() + limit_s
         failed = False
@@ -113,7 +113,7 @@ class Inbox:
             self._replies.setdefault(rank, self._lost(rank))
 
     def _receive(self, rank: int) -> None:
-        """Reads the messages of a rank that have arrived. Only the rank's first reply to the request counts."""
+        """Reads the messages that have arrived from a rank. Only the rank's first reply to the request counts."""
         process = self._ranks[rank]
         for message in process.channel.receive_available():
             try:
@@ -169,7 +169,7 @@ class Inbox:
         return [rank for rank in range(len(self._ranks)) if rank not in self._replies]
 
     def _explain(self) -> None:
-        """Adds to the reply of the rank that caused the failure the exceeded time limit and the place of every rank."""
+        """Adds the exceeded time limit and the place of every rank to the reply of the rank that caused the failure."""
         replies = list(self._replies.values())
         cause = first_cause(replies)
         if cause is None:

@@ -62,7 +62,7 @@ def place_of(detail: str) -> Place | None:
 
 
 def _frames(detail: str) -> list[tuple[str, int, str]]:
-    """Returns (file, line, function) of each frame, innermost first, of the thread that runs the subject."""
+    """Returns (file, line, function) of each frame of the subject's thread, the innermost frame first."""
     if "(most recent call first)" in detail:
         threads = [thread for thread in detail.split("\n\n") if "(most recent call first)" in thread]
         thread = next((thread for thread in threads if _VISIT_THREAD in thread), threads[0])

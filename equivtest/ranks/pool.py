@@ -162,7 +162,7 @@ class Pool:
     def _finish(
         self, outstanding: _Outstanding, limit_s: float | None, *, keep_if_all_raised: bool = False
     ) -> list[Reply]:
-        """Waits for the replies to a visit and returns them. If ranks lost their host during the visit, repeats it."""
+        """Waits for the replies to a visit and returns them. Repeats a visit during which ranks lost their host."""
         case = outstanding.case
         try:
             replies = outstanding.wait(limit_s, keep_if_all_raised=keep_if_all_raised)

@@ -23,7 +23,7 @@ class Ending:
 
     Attributes:
         code: Exit code, which is negative for a signal. None if no process saw the exit.
-        at_s: Time of the end by time.monotonic().
+        at_s: Time of the end, as time.monotonic() gives it.
         cut_off: What happened to the rank's host, if the host was lost. Otherwise ''.
     """
 
@@ -119,7 +119,7 @@ class RankProcess(Forked):
         super().close()
 
     def to_parents_clock(self, at_s: float) -> float:
-        """Converts a time by time.monotonic() of the rank's machine to the clock of this machine."""
+        """Converts a time, as time.monotonic() gives it on the rank's machine, to the clock of this machine."""
         return at_s
 
     def bound_output(self) -> None:
@@ -153,8 +153,8 @@ class Launcher(Protocol):
         """Starts the ranks of a new process group and yields them in order. Each rank waits for its `Start` message.
 
         Args:
-            scratch: Two directories for the ranks, if `is_local` is True: one for the harness's files and one for
-                temporary files.
+            scratch: Two directories for the ranks, if `is_local` is True. The first is for the harness's files. The
+                second is for temporary files.
 
         Raises:
             BrokenSetup: a rank cannot start. If the rank's host was lost meanwhile, the exception is `HostLost`.

@@ -53,8 +53,8 @@ class Reply:
         answers: One `Answer` for each draw of the case's values, in order. Empty unless the outcome is 'answered'.
         error_type, error_text: Type and text of the exception, if the outcome is 'raised' or 'misused'.
         detail: Traceback, stacks or end of the process, for a person.
-        at_s: Time of the outcome by time.monotonic(). The earliest failure is taken for the cause of all other
-            failures.
+        at_s: Time of the outcome, as time.monotonic() gives it. The earliest failure is taken for the cause of all
+            other failures.
         busy_s: Seconds that the rank spent on the case.
         lacking: 'dtype:function' or 'dtype:function_reduction' of each collective that the backend refused, if the
             outcome is 'not_supported'.

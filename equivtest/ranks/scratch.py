@@ -26,9 +26,9 @@ _MEMORY = Path("/dev/shm")
 
 
 def scratch_roots() -> list[Path]:
-    """Returns the directories for files of the harness, the best first: /dev/shm, then the temporary directory.
+    """Returns the directories for files of the harness, the best first.
 
-    If /dev/shm has no room, it is left out.
+    /dev/shm comes first, and then the temporary directory. If /dev/shm has no room, it is left out.
     """
     usable = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK | os.X_OK)
     usable = usable and shutil.disk_usage(_MEMORY).free >= limits.SCRATCH_BYTES
@@ -36,9 +36,9 @@ def scratch_roots() -> list[Path]:
 
 
 def temporary_roots() -> list[Path]:
-    """Returns the directories for files of a subject, the best first: the temporary directory, then /dev/shm.
+    """Returns the directories for files of a subject, the best first.
 
-    /dev/shm comes last, because the files of a subject may exceed the memory.
+    The temporary directory comes first. /dev/shm comes last, because the files of a subject may exceed the memory.
     """
     return list(dict.fromkeys([Path(tempfile.gettempdir()), *scratch_roots()]))
 
@@ -50,7 +50,7 @@ def scratch_directories() -> list[Path]:
 
 
 class Scratch:
-    """A new directory of this process. A locked file in the directory shows other processes that it is in use.
+    """A new directory of this process. A locked file shows other processes that the directory is in use.
 
     Args:
         roots: Allowed parent directories, the best first. The default is the result of `scratch_roots`.

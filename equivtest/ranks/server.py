@@ -197,7 +197,7 @@ class _Server:
         self._control.sendall(PID.pack(-errno.EMFILE))
 
     def _become_rank(self, channel: int, others: tuple[int, ...]) -> None:
-        """Turns this forked child into a rank: closes the server's descriptors, runs the rank, and never returns."""
+        """Turns this forked child into a rank. Closes the server's descriptors, runs the rank, and never returns."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGIO, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Reads, for messages, the stacks and the output of ranks that are silent or have ended."""
+"""Reads the stacks and the output of ranks that are silent or have ended, to show them in messages."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Finding:
 
     @property
     def name(self) -> str:
-        """Name of the collective with its reduction, if it has one: 'all_reduce_sum', 'all_reduce_max', 'broadcast'."""
+        """Name of the collective with its reduction, if it has one, such as 'all_reduce_sum' or 'broadcast'."""
         return f"{self.collective}_sum" if self.collective in REDUCING else self.collective
 
     def __str__(self) -> str:
@@ -124,7 +124,7 @@ class Support:
     def in_short(self, name: str) -> str:
         """Returns 'dtype:name' of a refused collective, such as 'float16:reduce_avg'.
 
-        If the backend refused the collective with every reduction, the name has no reduction: 'float16:reduce'.
+        If the backend refused the collective with every reduction, the name has no reduction, as in 'float16:reduce'.
         """
         kinds = {finding.kind for finding in self.findings.values() if finding.function == function_of(name)}
         return f"{self.dtype}:{function_of(name) if kinds == {'refused'} else name}"
@@ -150,7 +150,7 @@ def as_supported(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
     The corrections depend on the collectives that the backend supports.
 
     If the backend refused the same collective on all ranks that took part, the outcome becomes 'not_supported'. The
-    outcome 'declined' stays if every rank that took part declined. Otherwise it becomes 'raised'.
+    outcome 'declined' stays if every rank that took part declined. Otherwise 'declined' becomes 'raised'.
 
     Args:
         known: Results of the probes for the case's dtypes.
@@ -214,7 +214,7 @@ def _in_short(known: Sequence[Support], name: str) -> str:
 
 
 def _as_refused(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
-    """Returns the replies, all with 'not_supported' if each rank raised a refusal that a probe also raised.
+    """Returns the replies. All get 'not_supported' if each rank raised a refusal that a probe also raised.
 
     Ranks that took no part do not count. The traceback shows the collective. If the traceback does not show it, the
     error text names all collectives with this refusal.

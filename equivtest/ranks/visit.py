@@ -141,7 +141,7 @@ def _require_places(case: Case, name: str, indices: torch.Tensor, local: torch.T
 
 
 def placed_from_dtensor(tensor: DTensor, name: str) -> Placed:
-    """Returns this rank's local tensor of a DTensor, with its layout and global shape, without a collective."""
+    """Returns this rank's local tensor of a DTensor, with its layout and global shape. Runs no collective."""
     return Placed(waited(tensor.to_local()), layout_of(tensor, name), tuple(tensor.shape))
 
 

@@ -11,13 +11,13 @@ from equivtest.base.users_code import imported_files
 def warm() -> None:
     """Imports the modules that tensor parallelism imports lazily. Leaves no thread and no group behind.
 
-    One column-wise and one row-wise linear run on a fake group that is larger than any real one, so
-    that no real group matches an entry of torch's caches.  `torch.distributed.nn` is imported before that group
-    exists: its functions bind the default group at import, and None means the default group of each call.  Source:
+    One column-wise and one row-wise linear run on a fake group that is larger than any real one, so that no real group
+    matches an entry of torch's caches.  `torch.distributed.nn` is imported before that group exists. The functions of
+    `torch.distributed.nn` bind the default group at import, and None means the default group of each call.  Source:
     torch/distributed/nn/functional.py (2.13.0).
 
     A plain backward comes first, because the first backward of a process starts a thread for each device that torch
-    then knows, except the CPU.  Afterwards torch may know more devices: if torch is built for CUDA and finds no card,
+    then knows, except the CPU.  Afterwards torch may know more devices. If torch is built for CUDA and finds no card,
     DTensor's fake tensors pretend that there are eight.  Source: FakeTensorMode.__enter__ of
     torch/_subclasses/fake_tensor.py, FakeGuardImpl.h (2.15.0).
     """

@@ -267,7 +267,8 @@ class World:
         """Waits `limit_s` for the ranks to end, kills those that have not ended, and removes the ranks' directories.
 
         Args:
-            aside: True to start the removal without waiting for its end, because a hung disk must not delay a reply.
+            aside: If True, the method starts the removal and does not wait for its end, because a hung disk must not
+                delay a reply.
         """
         deadline_s = time.monotonic() + limit_s
         for process in self._ranks:

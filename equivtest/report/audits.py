@@ -24,8 +24,8 @@ def in_lines(audits: Iterable[Audited]) -> list[str]:
 
     A property whose claims check each of its collectives has no line.
 
-    A line says that an audit waits, that the claims show nothing, which collectives no claim checks, or which spoiled
-    collective hung the program.
+    A line reports an audit that waits, claims that show nothing, collectives that no claim checks, or a spoiled
+    collective that hung the program.
     """
     lines = []
     for found in audits:

@@ -23,8 +23,8 @@ class ClaimCell:
     """The number of verdicts of each kind on one claim in one cell (world size, dtype, shard kind).
 
     Attributes:
-        dtype: Name of the dtype. It is 'any' if the claim does not need verdicts in each dtype. Then the counts are
-            those of all dtypes.
+        dtype: Name of the dtype. It is 'any' if the claim does not need verdicts in each dtype. Then the counts cover
+            all dtypes.
     """
 
     property_name: str

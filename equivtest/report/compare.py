@@ -82,7 +82,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         schema: Version of this form.
-        environments: Facts that differ between the runs' environments: name -> (OLD's value, NEW's value).
+        environments: Name -> (OLD's value, NEW's value) for each fact that differs between the runs' environments.
         old, new: Numbers of the claims, combinations and verdicts that the old run and the new run judged.
         failed_on: Categories of the changes for which the exit code is 1.
     """
@@ -103,7 +103,7 @@ class _Side:
         outcomes: Outcome of each claim.
         verdicts: (property, claim) -> draw -> kind of the verdict.
         draws: Property -> draw -> its whole record except verdicts and durations.
-        seconds: Property -> case -> the longest time that a rank spent on it.
+        seconds: Property -> case -> the longest time that a rank spent on the case.
     """
 
     tallies: dict[str, Tally]
@@ -193,7 +193,7 @@ def _in_tests(old: Run, new: Run, sides: tuple[_Side, _Side]) -> Iterator[Change
 
 
 def _causes_only_in(run: Run, other: Run) -> list[str]:
-    """Describes the causes of failed tests that only the first run has, except failing claims."""
+    """Describes the causes of failed tests that `run` has and `other` lacks. Failing claims are left out."""
     known = set(map(_kind_of_fault, other.results.faults.values()))
     faults = [fault for fault in run.results.faults.values() if _kind_of_fault(fault) not in known]
     ids = [id_ for key, id_ in _corrected(run).items() if key not in _corrected(other)]
@@ -201,7 +201,9 @@ def _causes_only_in(run: Run, other: Run) -> list[str]:
 
 
 def _kind_of_fault(fault: BackendFault) -> str:
-    """Returns the collective, dtype, number of ranks and kind of a fault; '' for a rank that died between two visits.
+    """Returns the collective, dtype, number of ranks and kind of a fault.
+
+    For a rank that died between two visits the result is ''.
 
     The rest of the text has values, ranks and cases that differ between runs of the same backend.
     """
@@ -209,7 +211,10 @@ def _kind_of_fault(fault: BackendFault) -> str:
 
 
 def _corrected(run: Run) -> dict[tuple[str, str, str, str], str]:
-    """Returns (subject, claim, kind, case) -> id of each known failure that no longer fails; ids differ by commit."""
+    """Returns (subject, claim, kind, case) -> id of each known failure that no longer fails.
+
+    The key does not contain the id, because ids differ by commit.
+    """
     return {
         (each.id.rpartition("::")[0], each.claim, each.kind, each.case): each.id
         for each in run.results.ordered_known()
@@ -320,7 +325,7 @@ def _in_seconds(old: _Side, new: _Side) -> Iterator[Change]:
 def _in_draws(old: _Side, new: _Side) -> Iterator[Change]:
     """Yields at most two changes per property.
 
-    The first is for draws that only one run has, the second for draws that differ.
+    The first change is about draws that only one run has. The second change is about draws that differ.
 
     Draws differ if their margins or other recorded data differ. Verdicts and durations are compared elsewhere.
     """

@@ -91,7 +91,7 @@ class Covered:
 
         Returns:
             One row for each axis: (the axis's name, one cell for each earlier axis). The cell '5/6' means that 5 of 6
-                pairs are covered, the cell '6' that all 6 pairs are covered.
+                pairs are covered. The cell '6' means that all 6 pairs are covered.
         """
         if self.strength != 2:
             return []

@@ -132,7 +132,7 @@ def as_html(
 
 
 def identity(environment: Mapping[str, Any]) -> str:
-    """Returns one line with those of the versions, backend, device and profile of the run that are known."""
+    """Returns one line with the versions, backend, device and profile of the run. Unknown facts are left out."""
     commit = str(environment.get("equivtest_commit") or "")[:12]
     words = {
         "equivtest": f"equivtest {{}}{f' ({commit})' * bool(commit)}",
@@ -182,16 +182,20 @@ def cell_grid(tally: Tally) -> dict[str, Any]:
 
 
 def plotted(tally: Tally) -> list[tuple[Sequence[str], drawn.Histogram]]:
-    """Returns, for each tensor, the row of the margins' table without the columns of the bins, and the histogram."""
+    """Returns (row, histogram) for each tensor.
+
+    The row is the tensor's row in the margins' table, without the columns of the bins.
+    """
     table = margins.merged([tally.margins])
     plain = (row[: margins.NUM_PLAIN] for row in margins.rows(table))
     return list(zip(plain, map(drawn.histogram_of, table.values()), strict=True))
 
 
 def overview(tallies: Sequence[Tally]) -> tuple[list[str], list[tuple[str, list[tuple[int, int] | None]]]]:
-    """Returns the dtypes, and for each property its name and a list with one entry per dtype.
+    """Returns (dtypes, rows), with one row (name, entries) for each property.
 
-    An entry of the list is (number of cells with a conclusion, number of cells), or None if there is no cell.
+    There is one entry for each dtype. An entry is (number of cells with a conclusion, number of cells), or None if
+    there is no cell.
     """
     dtypes = list(dict.fromkeys(dtype for tally in tallies for _, dtype, _ in tally.cells))
     rows = []

@@ -44,7 +44,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """Those facts about a run in `environment.json` that equivtest itself reads.
+    """The facts in `environment.json` that equivtest itself reads.
 
     The file has further facts.
 

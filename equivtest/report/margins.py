@@ -1,8 +1,8 @@
 """Counts margins, the errors of floating-point values as fractions of the allowed errors, per tensor and dtype.
 
 A margin is the largest error in one tensor of one draw, divided by the error that is allowed at that element.  A margin
-close to 1 shows that the bound is sharp.  If all margins are far below 1, the bound is loose: a wrong program whose
-errors are larger than those of a correct one, but below the bound, is not found.
+close to 1 shows that the bound is sharp.  If all margins are far below 1, the bound is loose. Then equivtest does not
+find a wrong program whose errors are larger than the errors of a correct program, but below the bound.
 """
 
 from __future__ import annotations

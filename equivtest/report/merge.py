@@ -102,7 +102,7 @@ def _require_alike(first: Run, other: Run) -> None:
 
 
 def _require_same_code(runs: Sequence[Run]) -> None:
-    """Raises Misuse if a file of yours has different content in two shards, even if the commit is the same."""
+    """Raises Misuse if one of your files has different content in two shards, even if the commit is the same."""
     seen: dict[str, tuple[str, Run]] = {}
     for run in runs:
         for file, digest in (item for handover in run.handovers for item in handover.code.items()):

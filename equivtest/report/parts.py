@@ -30,7 +30,7 @@ class Cell:
     Attributes:
         margin: The largest margin (error / allowed error) among the tensors with a conclusion.
         num, num_open: Number of tensors, and number of tensors without a conclusion.
-        begins: Number of draws in which this submodule is the first wrong one.
+        begins: Number of draws in which this submodule is the first wrong submodule.
     """
 
     margin: float = 0.0

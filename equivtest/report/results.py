@@ -28,7 +28,7 @@ class Results:
         misused: Number of items that ended with a Misuse.
         faults: Faults of the backend by their text. If several xdist workers find a fault, it counts once.
         absent: Reasons why properties did not run.
-        left_out: Those reasons in `absent` that concern incomplete properties.
+        left_out: The reasons in `absent` that concern incomplete properties.
     """
 
     keeps_records: bool = True
@@ -107,7 +107,10 @@ class Results:
         return bool(self.tallies) and all(tally.is_complete for tally in self.tallies.values())
 
     def lacking(self, allowed: Collection[str]) -> list[str]:
-        """Returns one line on everything that the backend lacked and that is not `allowed`, or [] if nothing is."""
+        """Returns one line on everything that the backend lacked and that is not `allowed`.
+
+        If there is nothing, the result is [].
+        """
         return on_lacking(self.ordered(), allowed)
 
     def conclude(

@@ -28,8 +28,7 @@ class ClaimResult:
     """The outcome of one claim of a property over the whole run.
 
     Attributes:
-        outcome: 'passed' or 'failed', or 'xfailed' if every verdict is a known failure, or 'skipped' if the claim is
-            open.
+        outcome: 'passed', 'failed', 'xfailed' if every verdict is a known failure, or 'skipped' if the claim is open.
         text: Full messages of the failures, or the reason why there is no conclusion.
         torchs: One line for each kind of failure that gloo on the CPU shows too.
     """

@@ -45,7 +45,7 @@ def summarize(
         headlines: Reasons, other than failing claims, why the run is red. These lines come first and are not shortened.
         is_first_look: True if the last line has to say that the profile is a first look.
         wants_cells: True if each cell needs several conclusive verdicts. Then the summary counts the cells that lack
-            some.
+            verdicts.
     """
     if not tallies:
         return list(headlines)
@@ -194,7 +194,7 @@ def totals(tallies: Iterable[Tally], seconds: float) -> list[str]:
 
 
 def _not_passed(tally: Tally) -> list[str]:
-    """Returns one line for each reason why claims are open or known to fail, with these claims."""
+    """Returns one line for each reason why claims are open or known to fail. The line names these claims."""
     by_reason: dict[str, list[str]] = {}
     for result in tally.claims():
         if result.outcome in ("skipped", "xfailed"):

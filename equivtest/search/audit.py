@@ -1,10 +1,10 @@
-"""Tests if a green run could have been red, which requires that claims reject a run with a spoiled collective.
+"""Tests if a green run could have been red. If so, claims reject a run with a spoiled collective.
 
-On a few cases the audit spoils each collective of the subject in turn, also collectives that DDP and FSDP2 call from
-C++.  There are five faults (`equivtest.ranks.observe.faults`). Each rank uses its own operand in place of every rank's
-operand, or one rank passes another rank's operand, or nothing is sent, or the result is NaN, or the result is doubled.
-If no claim rejects one of the first two faults in a collective, the claims do not check that the collective uses other
-ranks' operands. If the claims check this in no collective of a property, the property has shown nothing.
+On a few cases the audit spoils each collective of the subject in turn. This includes collectives that DDP and FSDP2
+call from C++.  There are five faults (`equivtest.ranks.observe.faults`). Each rank uses its own operand in place of
+every rank's operand, or one rank passes another rank's operand, or nothing is sent, or the result is NaN, or the result
+is doubled. If no claim rejects one of the first two faults in a collective, the claims do not check that the collective
+uses other ranks' operands. If the claims check this in no collective of a property, the property has shown nothing.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ def audit(
 
     Args:
         world_sizes: World sizes of the runs. At least one of them must be above 1. The world size 1 is left out.
-        is_thorough: True to try every kind of fault on every case, for a table. If False, only decisive faults are
-            tried, which make a result depend on the operands of fewer ranks. A collective is then spoiled only until a
-            claim rejects such a fault, in at most limits.AUDIT_VISITS runs, and never after the first fault that hangs.
+        is_thorough: If True, every kind of fault is tried on every case, for a table. If False, only decisive faults
+            are tried, which make a result depend on the operands of fewer ranks. A collective is then spoiled only
+            until a claim rejects such a fault, in at most limits.AUDIT_VISITS runs, and never after the first fault
+            that hangs.
 
     Raises:
         BrokenSetup: ranks cannot start.

@@ -1,4 +1,4 @@
-"""Chooses the cases of a search, which are one chunk of a property's cases. All are chosen before anything runs.
+"""Chooses the cases of a search, which are one chunk of a property's cases, before any case runs.
 
 Cases depend only on equivtest's own seed, so that a commit draws the same cases everywhere. Neither constants of
 imported modules (`equivtest.search.local_constants`) nor settings of a Hypothesis profile change the cases.
@@ -45,11 +45,10 @@ class Chunk:
     """The part of a property's cases that one search runs, with one world size, a number of cases and one seed.
 
     Attributes:
-        seed: 'gate' for the fixed cases of this commit, any other text for other cases.
+        seed: If 'gate', the cases are the fixed cases of this commit. Any other text gives other cases.
         per_cell: Number of conclusive verdicts that every claim must get in each cell, by further cases
             (`equivtest.search.filling`).
-        world_sizes: All world sizes of the run. A failure is shrunk to smaller ones of these world sizes that are at
-            least 2.
+        world_sizes: All world sizes of the run. A failure is shrunk to those smaller world sizes that are at least 2.
         strength: Strength of the covering array from which the cases are taken. It is 0 if the cases are random.
         mixes_worlds: True if the array covers all world sizes. The chunk then has those cases of the array that have
             the chunk's world size.
@@ -72,7 +71,7 @@ class Chunk:
 
     @property
     def smaller_world_sizes(self) -> list[int]:
-        """World sizes to which a failure of the chunk is shrunk, ascending.
+        """World sizes to which a failure of the chunk is shrunk, in ascending order.
 
         A single rank is left out, because it exchanges nothing, so that a failure on one rank has another cause.
         """

@@ -287,8 +287,8 @@ class _Builder:
     def _list_combinations(self, samples: list[CoveringRow]) -> list[Combination]:
         """Numbers every combination, and marks those that may be feasible as open. Returns the infeasible combinations.
 
-        `samples` are random cases. A combination counts as infeasible if no sample has it, although by the frequencies
-        of its values EXPECTED samples or more should have it.
+        `samples` are random cases. A combination counts as infeasible if no sample has it, although the frequencies of
+        its values predict EXPECTED or more samples with it.
         """
         shares = Counter(value for row in samples for value in row.values)
         values: dict[str, list[Value]] = {}

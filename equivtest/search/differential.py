@@ -59,10 +59,10 @@ def compare_with_gloo(
 def fails_alike(verdict: Verdict, other: Verdict) -> bool:
     """True if two verdicts on one case fail the same claim, by the same kind, at the same tensors.
 
-    Each wrong tensor of `verdict` must be wrong in `other` too, with the same worst element, or with the same numbers
-    of wrong elements on each rank, because roundings may decide which element is the worst.  A mismatch of a whole
-    tensor, such as a wrong shape, must have the same result. If a rank raised, the exceptions must be equal. If a rank
-    is silent or lost, it shows no tensor, so the result is False.
+    Each wrong tensor of `verdict` must be wrong in `other` too. The worst element must be the same, or each rank must
+    have the same number of wrong elements, because roundings may decide which element is the worst.  A mismatch of a
+    whole tensor, such as a wrong shape, must have the same result. If a rank raised, the exceptions must be equal. If a
+    rank is silent or lost, it shows no tensor, so the result is False.
     """
     same = (verdict.claim, verdict.kind, verdict.draw) == (other.claim, other.kind, other.draw)
     if not same or not other.failed:

@@ -89,9 +89,9 @@ def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Record]
     """Counts, for each required cell, how many further draws the cell needs if each draw gives a conclusion.
 
     A cell needs `per_cell` conclusive verdicts, and at most the share MAX_INCONCLUSIVE of its verdicts may be
-    inconclusive. The count is at most `per_cell`. Two kinds of cells need no draw: those without any conclusive or
-    inconclusive verdict, since the claim may find nothing to judge in them, and those with so many inconclusive
-    verdicts that further draws will not help.
+    inconclusive. The count is at most `per_cell`. Two kinds of cells need no draw. A cell of the first kind has no
+    conclusive and no inconclusive verdict, since the claim may find nothing to judge in the cell. A cell of the second
+    kind has so many inconclusive verdicts that further draws will not help.
     """
     conclusive, inconclusive = Counter[Cell](), Counter[Cell]()
     for record in records:

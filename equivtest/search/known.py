@@ -97,7 +97,10 @@ class Condition:
 
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
-    """The fields that decide if an entry counts: versions of packages, and the day on which the entry expires."""
+    """The fields that decide if an entry counts.
+
+    These are versions of packages, and the day on which the entry expires.
+    """
 
     versions: tuple[tuple[str, str], ...] = ()
     expires: datetime.date | None = None
@@ -117,7 +120,7 @@ class KnownFailure(_Entry):
     """One entry. It says that `claim` on `subject` fails with `kind` on all cases that fulfil the conditions `where`.
 
     `number` counts the subject's entries from 1, file by file, in the order in which they are written. `findings` are
-    numbers of files in findings/ of this repository; `reason` ends with these numbers.
+    numbers of files in findings/ of this repository. The text `reason` ends with these numbers.
     """
 
     subject: str

@@ -1,8 +1,9 @@
 """Makes Hypothesis draw without constants of imported modules, so that cases do not depend on other imports.
 
-Hypothesis mixes integers, floats, bytes and strings that it finds in local modules (all except the standard library's
-and those in site-packages) into its draws, including indices of tables with more than a hundred entries.  Hypothesis
-has no setting that prevents this.  Source: HypothesisProvider._maybe_draw_constant, Hypothesis 6.131.1 to 6.170.
+Hypothesis mixes integers, floats, bytes and strings that it finds in local modules into its draws, including indices of
+tables with more than a hundred entries. Local modules are all modules outside of the standard library and
+site-packages.  Hypothesis has no setting that prevents this.  Source: HypothesisProvider._maybe_draw_constant,
+Hypothesis 6.131.1 to 6.170.
 """
 
 from __future__ import annotations

@@ -97,8 +97,8 @@ def search(
         only: The (claim, kind) of the only failure of interest. The first such failure ends the run, and no other
             failure is shrunk. The failure's message then has no cause, and no history of earlier cases.
         is_enough: Function that returns True if a failing case is so small that shrinking can end.
-        until_s: Time by time.monotonic() after which no case begins. If this time is finite, the cases that cover the
-            most combinations run first, and examples run last.
+        until_s: Time, as time.monotonic() gives it, after which no case begins. If this time is finite, the cases that
+            cover the most combinations run first, and examples run last.
         gloo: Function that returns a pool of gloo on the CPU, on which cases that fail on another backend run again.
             None if the backend is gloo on the CPU.
     """
@@ -405,7 +405,7 @@ def state_of(verdicts: Iterable[str]) -> CaseState:
     """Returns the state of a case with these verdicts.
 
     The state is 'known' if some verdict is a known failure. Otherwise it is 'judged' if some verdict is conclusive, and
-    'open' if none is.
+    'open' if no verdict is conclusive.
     """
     kinds = set(verdicts)
     return "known" if "known" in kinds else "judged" if kinds.intersection(CONCLUSIVE) else "open"

@@ -136,8 +136,8 @@ class HubRank:
     """A rank that the hub has requested from a slot.
 
     Attributes:
-        forked, connection: Futures. `forked` is set once the slot has forked the rank, `connection` once the rank has
-            connected.
+        forked, connection: Futures. `forked` is set once the slot has forked the rank. `connection` is set once the
+            rank has connected.
         end_r, end_w: The ends of a pipe. The pipe becomes readable once the rank has ended.
     """
 
@@ -187,8 +187,8 @@ def spread(slots: Sequence[SlotLink], world_size: int) -> list[tuple[SlotLink, i
     Ranks of one host have consecutive numbers.
 
     Returns:
-        For each rank: (slot, index of the rank on its host, number of ranks of the world on that host, index of the
-            host).
+        (slot, index of the rank on its host, number of ranks of the world on that host, index of the host) for each
+        rank.
     """
     hosts: dict[int, list[SlotLink]] = {}
     for slot in slots:

@@ -99,7 +99,8 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
     """Shows that the hub is alive. The slot returns this message.
 
     Attributes:
-        hub_s, slot_s: time.monotonic() of the hub when it sent the message, and of the slot when it returned it.
+        hub_s, slot_s: `hub_s` is time.monotonic() of the hub when the hub sent the message. `slot_s` is
+            time.monotonic() of the slot when the slot returned the message.
     """
 
     hub_s: float
@@ -159,7 +160,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stacks(msgspec.Struct, frozen=True, tag=True):
-    """Answers `AskStacks` and `AskStacksOf`: Python stacks of ranks, by token."""
+    """Answers `AskStacks` and `AskStacksOf` with the Python stacks of ranks, by token."""
 
     of: dict[str, str]
 
@@ -268,7 +269,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def identity() -> str:
-    """Identifies equivtest's code and torch's version without its build. Both must be equal on all hosts."""
+    """Identifies the code of equivtest and the release of torch. Both must be equal on all hosts."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes())

@@ -1,4 +1,4 @@
-"""Runs a slot, which is a process that forks, for a run on another host, one rank of each world.
+"""Runs a slot, which is a process that forks one rank of each world for a run on another host.
 
 The slot connects to the hub of the run and forks ranks from its own server, like a pool that forks ranks on its
 machine. The slot opens the connection of each rank to the parent, and passes the connection to the rank. If the hub is

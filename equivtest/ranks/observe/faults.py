@@ -35,7 +35,7 @@ class CannotSpoil(EquivtestError):
 
 @dataclass
 class Visit:
-    """State of this rank while a subject runs: the planned fault and the collectives called so far."""
+    """State of this rank while a subject runs, with the planned fault and the collectives called so far."""
 
     fault: Fault = field(default_factory=Fault)
     called: list[Collective] = field(default_factory=list)
@@ -89,7 +89,10 @@ def called() -> tuple[Collective, ...] | None:
 
 
 def register(backend: str, device: str) -> str:
-    """Registers `FaultyGroup`, around groups of `backend`, with torch. Returns the name for init_process_group."""
+    """Registers `FaultyGroup` with torch. Returns the name for init_process_group.
+
+    Each `FaultyGroup` then has a group of `backend` inside.
+    """
 
     def make(options: Any, _: object) -> FaultyGroup:
         return FaultyGroup(backend, options)
@@ -205,7 +208,7 @@ def _poisoned(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequen
 
 
 def _odd_one(dtype: torch.dtype) -> int:
-    """Returns an integer that no program expects: -1, or the largest number of an unsigned dtype."""
+    """Returns an integer that no program expects. It is -1, or the largest number of an unsigned dtype."""
     return -1 if dtype.is_signed else 1 if dtype is torch.bool else torch.iinfo(dtype).max
 
 

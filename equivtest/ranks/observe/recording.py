@@ -61,7 +61,7 @@ def is_recordable(group: dist.ProcessGroup) -> bool:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records every collective while this mode is active, at most limits.MAX_COLLECTIVES.
+    """Records the first limits.MAX_COLLECTIVES collectives that run while this mode is active.
 
     The mode returns NotImplemented for an operator on DTensors. The DTensor then calls the collectives on plain
     tensors, and the recorder sees these calls. torch calls a mode before subclasses, and a mode does not see its own

@@ -242,7 +242,7 @@ class Watched(dist.Work):
 
 
 def _options_of(arguments: Sequence[Any]) -> dict[str, Any]:
-    """Returns the arguments of a collective other than its operands, and the phase, as plain data.
+    """Returns the phase, and all arguments of a collective except its operands, as plain data.
 
     The dict has 'phase' ('forward' or 'backward') and 'numbers' (split sizes, a peer or a tag). If the collective has a
     reduction, the dict has 'op'. If it has a root, the dict has 'root'.
