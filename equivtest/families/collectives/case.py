@@ -54,13 +54,13 @@ zeros up to w * n.
 
 @dataclass(frozen=True)
 class Call:
-    """One collective that a case calls: a function of torch.distributed and, if it reduces, its reduction.
+    """One collective that a case calls. This is a function of torch.distributed, with its reduction if it reduces.
 
     Attributes:
         function: Name of a function of torch.distributed, perhaps with a prefix. The prefix 'functional_' calls the
             functional collective of that name. The prefix 'coalesced_' makes one coalesced call for all sizes of the
             case. The prefix 'int64_' calls the function on integers of dtype int64.
-        op: Name of the reduction, such as 'sum', a key of OPERANDS; '' if the function copies.
+        op: Name of the reduction, such as 'sum'. It is a key of OPERANDS, or '' if the function copies.
         result: Kind of the result, one of RESULTS. The kind 'gathered', for example, has one row from each rank.
     """
 
@@ -80,7 +80,7 @@ class Call:
 
     @property
     def lays_out_itself(self) -> bool:
-        """True if the function itself copies its operand into memory with the case's strides and offset.
+        """True if the function copies its operand into memory that has the case's strides and offset.
 
         For any other function, the caller of the function makes that copy.
         """
@@ -182,7 +182,9 @@ MEMORIES = ("new", "kept", "freed")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CollectivesCase(Case):
-    """Fixes some collectives and some sizes, which are numbers of elements. Each collective is called on every size.
+    """Describes calls of some collectives. Each collective is called on every size.
+
+    A size is a number of elements.
 
     A collective with a root is called once with each rank as the root.
 
@@ -251,7 +253,10 @@ class CollectivesCase(Case):
 
     @property
     def width(self) -> int:
-        """Returns the number of elements of each kind of operand that a rank has: ranks times the sum of all sizes."""
+        """Returns the number of elements that a rank has of each kind of operand.
+
+        This is the number of ranks times the sum of all sizes.
+        """
         return self.world_size * sum(self.numels)
 
     @property
@@ -264,7 +269,7 @@ class CollectivesCase(Case):
         return tuple((stop - self.world_size * numel, stop) for stop, numel in zip(stops, self.numels, strict=True))
 
     def split(self, numel: int, source: int, target: int) -> int:
-        """Returns how many elements rank `source` sends to rank `target` with uneven splits.
+        """Returns how many elements rank `source` sends to rank `target` in a collective with uneven splits.
 
         Rank `source` sends all of the `numel` elements, or half of the elements, or no elements.
         """

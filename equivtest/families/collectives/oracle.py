@@ -57,9 +57,9 @@ def expect_collectives(case: CollectivesCase, index: int) -> Expected:
 
 
 def _before(case: CollectivesCase, op: str, operands: torch.Tensor) -> Reduced:
-    """Returns the operands reduced over the ranks by `op`, or unchanged if `op` is '' because the collective copies.
+    """Returns the operands, reduced over the ranks by `op`. If `op` is '', returns the operands unchanged.
 
-    `operands` has one row per rank. A reduced tensor has no dim of ranks.
+    `op` is '' if the collective copies. `operands` has one row per rank. A reduced tensor has no dim of ranks.
     """
     if not op:
         return Reduced(operands.double(), operands, None, COPIED)
@@ -71,7 +71,7 @@ def _before(case: CollectivesCase, op: str, operands: torch.Tensor) -> Reduced:
 
 
 def _added(case: CollectivesCase, operands: torch.Tensor, factor: float) -> Reduced:
-    """Returns the exact sum over ranks of the operands, times `factor`, a power of two.
+    """Returns the exact sum of the operands over the ranks, multiplied by `factor`, which is a power of two.
 
     Columns with values at the limits of the dtype are added by `add_at_limits`.
     """
@@ -125,9 +125,9 @@ def _are_multiples(terms: torch.Tensor, unit: float) -> torch.Tensor:
 
 
 def _combined(op: str, operands: torch.Tensor) -> Reduced:
-    """Returns the bitwise `op`, such as 'band', of the rows of integers, one row per rank.
+    """Combines the rows of integers bit by bit, with an operation such as 'band'. Each row is from one rank.
 
-    The result has no more bits than the operands, so it is exact.
+    The result has no more bits than the operands, so the result is exact.
     """
     value = join_bits(op, operands.to(torch.int64))
     return Reduced(value.double(), value.to(operands.dtype), None, f"equal: the {op} of {len(operands)} integers")
@@ -161,10 +161,10 @@ def _of_size(case: CollectivesCase, result: str, whole: torch.Tensor, numel: int
 
 
 def _sent_to(case: CollectivesCase, parts: torch.Tensor, rank: int) -> torch.Tensor:
-    """Returns the elements that `rank` receives with uneven splits, in the order of the sending ranks, then zeros.
+    """Returns the elements that `rank` receives in a collective with uneven splits.
 
-    `parts` has the elements of rank `source` for rank `target` at [source, target]. Zeros fill the result up to the
-    number of elements that a rank has for all ranks.
+    The elements have the order of the sending ranks. Zeros follow, up to the number of elements that a rank has for all
+    ranks. `parts` has the elements of rank `source` for rank `target` at [source, target].
     """
     ranks, _, numel = parts.shape
     sent = torch.cat([parts[source, rank, : case.split(numel, source, rank)] for source in range(ranks)])

@@ -33,7 +33,7 @@ Most cases have an odd number of draws, so that repeating draw 0 shows a defect 
 def collectives_cases(draw: Draw, space: Space) -> CollectivesCase:
     """Draws cases with some collectives, on up to five sizes.
 
-    `BUNDLES` has the collectives in groups. A case draws some of the groups, and some collectives of each. Shrinks to
+    `BUNDLES` has groups of collectives. A case draws some of the groups, and some collectives of each group. Shrinks to
     one draw of dense values, and one call on one element.
     """
     world_size = pick(draw, "world_size", space.world_sizes)
@@ -54,7 +54,7 @@ def collectives_cases(draw: Draw, space: Space) -> CollectivesCase:
 
 
 def _pick_collectives(draw: Draw, stride: int) -> tuple[str, ...]:
-    """Draws some groups of `BUNDLES`, and returns the names of some collectives of each group, at least one name.
+    """Draws the names of at least one collective. They are from some groups of `BUNDLES`.
 
     If `stride` is above 1, all names are from one group, because many backends refuse strides.
     """
@@ -72,7 +72,7 @@ def _pick_numels(draw: Draw) -> tuple[int, ...]:
 
 
 def kind_of_numel(numel: int | None) -> str:
-    """Returns the class of a size; returns 'no call' for None.
+    """Returns the class of a size. Returns 'no call' for None.
 
     The class is 'none' for 0, 'few' for 1 to 999, and 'many' from 1,000 on. A covering array has each class, not each
     size.

@@ -47,7 +47,7 @@ class CollectiveRaised(RuntimeError):
 
 
 def collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
-    """Calls every collective of the case on every size, through torch.distributed; returns the results by name."""
+    """Calls every collective of the case on every size, through torch.distributed. Returns the results by name."""
     return run_collectives(case, mesh, given, begin)
 
 
@@ -77,13 +77,13 @@ def run_collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given, begin
 
 
 def room_of(case: CollectivesCase, call: Call, group: Any, kept: list[torch.Tensor] | None) -> Room:
-    """Returns the `Room` for one call: its group, and memory in the layout of the case."""
+    """Returns the `Room` for one call. It has the group of the call, and memory in the layout of the case."""
     order = "rows" if call.result == "uneven" else case.order
     return Room(case, group, dist.get_rank(group), case.stride, case.offset, order, kept)
 
 
 def call_before(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> None:
-    """Makes an earlier call of the same collective, on the reversed operand, and drops its result.
+    """Makes an earlier call of the same collective on the operand in reversed order, and drops the result.
 
     The earlier call has its operands and results in the room's kept memory, which the judged call then reuses.
     """
@@ -91,7 +91,7 @@ def call_before(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> 
 
 
 def begin_in(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> tuple[Room, Begun]:
-    """Begins a call with memory of the room. Returns the room whose memory the call uses, and the begun call.
+    """Begins a call with memory of the room. Returns (room whose memory the call uses, begun call).
 
     The returned room is `room`, unless the backend's error asks for contiguous or aligned memory. Then a new room with
     such memory is returned, in which the call was begun again. torch documents no stride that a collective must accept:
@@ -115,7 +115,7 @@ def operands_of(case: CollectivesCase, call: Call, given: Given) -> list[torch.T
 
 
 def odd_one(case: CollectivesCase, call: Call, results: list[torch.Tensor]) -> torch.Tensor:
-    """Returns the result of one repetition of the calls, joined over all sizes.
+    """Joins the results of each repetition over all sizes, and returns one of the joined results.
 
     The result is that of the first repetition, unless the bits of a later repetition differ. Then one of the two
     repetitions is wrong, and the later repetition's result is returned.
@@ -148,8 +148,8 @@ def flat(call: Call, room: Room, result: torch.Tensor) -> torch.Tensor:
 def in_place(call: Call, result: torch.Tensor) -> torch.Tensor:
     """Returns this rank's local tensor of the answer.
 
-    If all ranks must have the same values, this tensor is `result`. If not, it is `result` with a leading dim of size
-    1.
+    If all ranks must have the same values, this tensor is `result`. If the values may differ, it is `result` with an
+    additional first dim of size 1.
     """
     return result if call.result in ("reduced", "gathered") else result[None]
 
@@ -184,7 +184,10 @@ def all_reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def integers_like(tensor: torch.Tensor) -> torch.dtype:
-    """Returns the integer dtype in which a collective sends elements: int64 for elements of 8 bytes, else int32."""
+    """Returns the integer dtype in which a collective sends elements.
+
+    The dtype is int64 for elements of 8 bytes, and int32 for smaller elements.
+    """
     return torch.int64 if tensor.element_size() == 8 else torch.int32
 
 
@@ -212,7 +215,7 @@ def reduce_scatter(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def broadcast(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Broadcasts the first part of each rank's operand, with each rank as the root in turn.
+    """Broadcasts the first part of the root's operand. Each rank is the root in turn.
 
     Returns one row per root.
     """
@@ -223,7 +226,7 @@ def broadcast(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def scatter(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Scatters the parts of each rank's operand, with each rank as the root in turn.
+    """Scatters the parts of the root's operand. Each rank is the root in turn.
 
     Returns one row per root. The row is the root's part for this rank.
     """
@@ -236,7 +239,7 @@ def scatter(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def gather(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Gathers the first part of every rank's operand, to each rank in turn.
+    """Gathers the first parts of all ranks' operands to the root. Each rank is the root in turn.
 
     Returns the tensor that this rank gathers as the root, with one row per rank.
     """
@@ -250,9 +253,9 @@ def gather(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Reduces the first parts of all ranks' operands, to each rank in turn; returns this rank's result as the root.
+    """Reduces the first parts of all ranks' operands to the root. Each rank is the root in turn.
 
-    The result on any other rank is undefined.
+    Returns the result that this rank has as the root. The result on any other rank is undefined.
     """
     buffers = [room.copy(first(room, own)) for _ in range(room.ranks)]
     works = [
@@ -294,7 +297,7 @@ def functional_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) 
 
 
 def functional_broadcast(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Broadcasts the first part of each operand by the functional collective, with each rank as the root in turn.
+    """Broadcasts the first part of the root's operand by the functional collective. Each rank is the root in turn.
 
     Returns one row per root. A rank that is not the root passes a part of its own operand, which the collective must
     not return.
@@ -327,7 +330,7 @@ def coalesced_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) -
 
 
 def coalesce(room: Room, call: Call, own: torch.Tensor, begin_one: Begin) -> Begun:
-    """Begins one coalesced call that takes all sizes; `begin_one` is called within that call for each size.
+    """Begins one coalesced call that takes all sizes. Within that call, `begin_one` is called for each size.
 
     The result joins the sizes along the last dim.
     """
@@ -351,7 +354,7 @@ def int64_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) -> Be
 
 
 def on_int64(room: Room, call: Call, own: torch.Tensor, begin_one: Begin) -> Begun:
-    """Reduces integers on int64, multiplied by a factor so that they take up to 63 significant bits.
+    """Reduces int64 integers. They are multiplied by a factor, so that they take up to 63 significant bits.
 
     The integers are at most 2**p in magnitude, for the p significand bits of the case's dtype. The factor is 2**(62 -
     p) + 1. The returned tensor is the reduction divided by the factor. A reduction that is no multiple of the factor is

@@ -24,9 +24,9 @@ from equivtest.tensors import as_bits
 
 
 def send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Sends a part to every other rank and receives a part from that rank, rank by rank; returns one row per rank.
+    """Sends a part to every other rank and receives a part from it, rank by rank. Returns one row per rank.
 
-    If calls are synchronous, the lower one of two ranks sends first.
+    If calls are synchronous, the rank with the lower number sends first.
     """
     mine, outputs = parts(room, own), empties(room, first(room, own))
     works: list[Any] = []
@@ -42,7 +42,10 @@ def send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def batched_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Sends a part to every other rank and receives a part from each, all in one batch; returns one row per rank."""
+    """Sends a part to every other rank and receives a part from each, all in one batch.
+
+    Returns one row per rank.
+    """
     mine, outputs = parts(room, own), empties(room, first(room, own))
     outputs[room.rank].copy_(mine[room.rank])
     calls = [dist.P2POp(dist.isend, mine[peer], group=room.group, group_peer=peer) for peer in _others(room)]
@@ -52,7 +55,7 @@ def batched_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun
 
 
 def tagged_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Sends one message per tag to every other rank; receivers take the messages from the last tag to the first.
+    """Sends one message per tag to every other rank. Receivers take the messages from the last tag to the first.
 
     Each message has this rank's part for the receiver, in a different order for each tag. The result has one row per
     rank. Neighbouring elements of a row come from different messages.
@@ -102,7 +105,7 @@ def all_gather_object(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def gather_object(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Gathers the first part of every rank's operand as an object, to each rank in turn.
+    """Gathers the first parts of all ranks' operands, as objects, to the root. Each rank is the root in turn.
 
     Returns the tensor that this rank gathers as the root, with one row per rank.
     """
@@ -114,7 +117,7 @@ def gather_object(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def broadcast_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Broadcasts the first part of each rank's operand as an object, with each rank as the root in turn.
+    """Broadcasts the first part of the root's operand as an object. Each rank is the root in turn.
 
     Returns one row per root.
     """
@@ -127,7 +130,7 @@ def broadcast_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def scatter_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Scatters the parts of each rank's operand as objects, with each rank as the root in turn.
+    """Scatters the parts of the root's operand as objects. Each rank is the root in turn.
 
     Returns one row per root. The row is the root's part for this rank.
     """

@@ -66,7 +66,7 @@ class Room:
         return self.stride == 1 and not self.offset and self.order == "rows"
 
     def empty(self, like: torch.Tensor, numel: int | None = None) -> torch.Tensor:
-        """Returns an uninitialised tensor in the room's memory, of the shape and strides of `like`.
+        """Returns an uninitialised tensor in the room's memory, with the shape and strides of `like`.
 
         If `like` has one dim, the tensor has the room's stride. If `numel` is not None, it then has `numel` elements.
         """
@@ -133,7 +133,10 @@ class Room:
         return operand.view(self.ranks, height, width, channels).permute(0, 3, 1, 2)
 
     def require_guards(self) -> None:
-        """Raises RuntimeError if the call wrote outside its results, or into an operand copied for the call."""
+        """Raises RuntimeError if the call wrote to memory outside its results.
+
+        Also raises RuntimeError if the call wrote to an operand that was copied for the call.
+        """
         for storage in self.storages:
             if any(bool((beside != self._untouched).any()) for beside in self._beside(storage)):
                 raise RuntimeError("the collective wrote outside of the memory of its result")
@@ -142,12 +145,15 @@ class Room:
                 raise RuntimeError("the collective wrote into its operand")
 
     def splits(self, numel: int) -> tuple[list[int], list[int]]:
-        """Returns how many elements this rank sends to each rank and receives from each rank, for uneven splits."""
+        """Returns two lists for a collective with uneven splits: the numbers of elements sent and of elements received.
+
+        Each list has one number per rank.
+        """
         split, rank, ranks = self.case.split, self.rank, range(self.ranks)
         return [split(numel, rank, other) for other in ranks], [split(numel, other, rank) for other in ranks]
 
     def _beside(self, storage: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yields views of the memory on both sides of a result and between its elements."""
+        """Yields views of the memory around a result: before, after and between the elements of the result."""
         first, stop = GUARD + self.offset, len(storage) - GUARD
         yield storage[:first]
         yield storage[stop:]
@@ -185,27 +191,30 @@ Begin = Callable[[Room, Call, torch.Tensor], Begun]
 
 
 def first(room: Room, own: torch.Tensor) -> torch.Tensor:
-    """Returns a view of the first of the operand's equal parts, one per rank."""
+    """Returns a view of the operand's first part. The operand has one part per rank, all of equal size."""
     return own[: len(own) // room.ranks]
 
 
 def rows(room: Room, whole: torch.Tensor) -> torch.Tensor:
-    """Reshapes a tensor of equal parts, one per rank, to one row per part."""
+    """Reshapes a tensor so that it has one row per rank. The tensor has one part per rank, all of equal size."""
     return whole.reshape(room.ranks, whole.numel() // room.ranks)
 
 
 def parts(room: Room, own: torch.Tensor) -> list[torch.Tensor]:
-    """Returns views of the operand's equal parts, one per rank."""
+    """Returns views of the operand's parts. The operand has one part per rank, all of equal size."""
     return list(own.tensor_split(room.ranks))
 
 
 def empties(room: Room, like: torch.Tensor) -> list[torch.Tensor]:
-    """Returns a list of uninitialised tensors like `like`, one per rank."""
+    """Returns one uninitialised tensor per rank. Each has the shape and dtype of `like`."""
     return [room.empty(like) for _ in range(room.ranks)]
 
 
 def cut(room: Room, own: torch.Tensor, sent: Sequence[int]) -> torch.Tensor:
-    """Returns the first `sent[rank]` elements of the part for each rank, joined, in the room's memory layout."""
+    """Returns the elements that this rank sends to all ranks, joined, in the room's memory layout.
+
+    For each rank these are the first `sent[rank]` elements of the part for that rank.
+    """
     return room.hand(torch.cat([part[:numel] for part, numel in zip(parts(room, own), sent, strict=True)]))
 
 

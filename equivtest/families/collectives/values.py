@@ -112,9 +112,9 @@ def _draw(case: CollectivesCase, name: str, mode: str, seed: int) -> torch.Tenso
 
 
 def _every(stride: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """Returns a bool mask of `shape` that is True in every `stride`-th row of a column.
+    """Returns a bool mask of `shape`. In each column, the mask is True in every `stride`-th row.
 
-    The first such row changes from one column to the next.
+    The first row with True changes from one column to the next.
     """
     rows, columns = (torch.arange(size, device="cpu") for size in shape)
     return (rows[:, None] + columns) % stride == 0

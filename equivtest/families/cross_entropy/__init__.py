@@ -1,4 +1,4 @@
-"""Family of cases that compute the cross entropy of logits whose classes are sharded."""
+"""Family of cases that compute a cross entropy. The classes of the logits are sharded."""
 
 SUBJECTS = {
     "dtensor_cross_entropy": "equivtest.families.cross_entropy.subject:dtensor_cross_entropy",

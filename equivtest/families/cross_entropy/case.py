@@ -1,4 +1,4 @@
-"""Defines `CrossEntropyCase`: one cross entropy of logits whose classes are sharded.
+"""Defines `CrossEntropyCase`: one cross entropy of logits that are sharded along the dim of classes.
 
 Letters: P positions (product of the dims of the target), C classes.
 """
@@ -23,14 +23,14 @@ MAX_TARGET_DIMS = 4
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CrossEntropyCase(ActivationCase):
-    """Fixes a loss, the sum or mean over positions of -weight[target] log softmax(x)[target], and its gradient.
+    """Describes one loss and its gradient. At a position the loss is -weight[target] log softmax(x)[target].
 
     Attributes:
         positions: Dims of the target, none to four. The logits x have one more dim, for the classes. This is the second
             dim of x, or its only dim.
         num_classes: Size of the dim of classes, which is divided among the ranks.
-        reduction: 'none', 'sum' or 'mean'. A mean is the sum divided by the sum of the weights of all targets that
-            count.
+        reduction: 'none', 'sum' or 'mean' over the positions. A mean is the sum of the losses, divided by the sum of
+            the weights of all targets that count.
         ignore_index: The target that does not count. It may be a class or any other number.
         ignored: Positions whose target is certainly `ignore_index`: 'none', 'some' (every second position) or 'all'.
         weighted: Whether each class has a weight.
@@ -91,7 +91,7 @@ class CrossEntropyCase(ActivationCase):
 
     @property
     def num_weights(self) -> int:
-        """Returns the number of elements of the weight; 0 if the case has no weight."""
+        """Returns the number of elements of the weight. Returns 0 if the case has no weight."""
         return self.num_classes if self.weighted else 0
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
@@ -109,7 +109,7 @@ MISFITS = ("label_smoothing", "probabilities", "replicated", "weight", "above", 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedCrossEntropyCase(Refused, CrossEntropyCase):
-    """Fixes a cross entropy that every rank must refuse with the same error.
+    """Describes a cross entropy that every rank must refuse with the same error.
 
     Attributes:
         misfit: The reason for the refusal. If 'label_smoothing', this option is set. If 'probabilities', the target has

@@ -50,7 +50,8 @@ def expect_bounds(case: CrossEntropyCase, found: Mapping[str, Bounded]) -> Expec
 def bound_cross_entropy(case: CrossEntropyCase, index: int) -> dict[str, Bounded]:
     """Returns the loss and the gradient of the logits by name, each with its bound.
 
-    The loss has one element per position, or is 0-dim if it is reduced; the gradient has one row per position.
+    The loss is 0-dim if it is reduced. Otherwise it has one element per position. The gradient has one row per
+    position.
     """
     given, arithmetic = draw(case, index), arithmetic_of(case.dtype)
     x = given["x"].movedim(case.class_dim, -1).reshape(-1, case.num_classes)
@@ -64,7 +65,7 @@ def bound_cross_entropy(case: CrossEntropyCase, index: int) -> dict[str, Bounded
 
 
 def targets_of(case: CrossEntropyCase, target: torch.Tensor, weight: torch.Tensor | None) -> Targets:
-    """Returns the targets with their weights, flattened to one dim of positions. Ignored positions get class 0."""
+    """Returns the targets with their weights, all with one dim of positions. Ignored positions get the class 0."""
     kept = target != case.ignore_index
     classes = torch.where(kept, target, 0)
     weights = torch.ones(case.num_classes, dtype=torch.float64) if weight is None else weight.double()
@@ -81,9 +82,9 @@ def _in_shape(case: CrossEntropyCase, name: str, tensor: torch.Tensor) -> torch.
 def cross_entropy_collectives(case: CrossEntropyCase, rank: int) -> Collectives:
     """Returns three all_reduces of one number per position.
 
-    The first two reduce the maximum and the sum, in the accumulator's dtype. The third reduces the loss.
-
-    The backward takes no collective, because every rank has the logarithm of the softmax of its own classes.
+    The first all_reduce reduces the maximum, and the second reduces the sum, both in the accumulator's dtype. The third
+    reduces the loss. The backward calls no collective, because every rank has the logarithm of the softmax of its own
+    classes.
 
     Source: _log_softmax and _nll_loss_forward in torch/distributed/tensor/parallel/loss.py (2.13.0).
     """

@@ -33,9 +33,9 @@ def parallel_cross_entropy(case: CrossEntropyCase, mesh: DeviceMesh, given: Give
 
 
 def dtensor_cross_entropy(case: GatheredCrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs F.cross_entropy forward and backward on DTensors, which torch gathers.
+    """Runs F.cross_entropy forward and backward on DTensors. torch gathers the logits.
 
-    Returns the loss, replicated, and the gradient of the logits.
+    Returns the replicated loss and the gradient of the logits.
 
     Source: softmax_strategy, nll_loss_forward_strategy and nll_loss_backward_strategy in
     torch/distributed/tensor/_ops/_math_ops.py (2.13.0).
@@ -44,7 +44,7 @@ def dtensor_cross_entropy(case: GatheredCrossEntropyCase, mesh: DeviceMesh, give
 
 
 def gathered_by_torch(case: CrossEntropyCase, logits: torch.Tensor, given: Given) -> torch.Tensor:
-    """Returns the loss of F.cross_entropy, replicated if it is a DTensor."""
+    """Returns the loss of F.cross_entropy. If the loss is a DTensor, it is replicated."""
     output = cross_entropy_by_torch(case, logits, given)
     return output.redistribute(placements=[Replicate()]) if isinstance(output, DTensor) else output
 
@@ -67,7 +67,7 @@ def cross_entropy_by_torch(case: CrossEntropyCase, logits: torch.Tensor, given: 
 def run_loss(case: CrossEntropyCase, mesh: DeviceMesh, given: Given, loss: Loss) -> Answers:
     """Runs forward and backward of one loss of sharded logits on this rank.
 
-    `loss` computes the loss from the logits. Returns the loss and the logits' gradient by name.
+    `loss` is a function that computes the loss from the logits. Returns the loss and the logits' gradient by name.
     """
     x = given["x"].detach().requires_grad_("x" in case.requires_grad)  # shares the harness's memory
     wrapped = {"target": case.target_is_dtensor, "weight": case.weight_is_dtensor}

@@ -53,7 +53,7 @@ def draw_cross_entropy(case: CrossEntropyCase, index: int) -> dict[str, torch.Te
 
 @draw.register
 def draw_refused_cross_entropy(case: RefusedCrossEntropyCase, index: int) -> dict[str, torch.Tensor]:
-    """Returns the tensors of a valid case, after the target or the weight was replaced as `misfit` says."""
+    """Returns the tensors of a valid case, except that the target or the weight is invalid, as `misfit` says."""
     mode, seed = case.values[index]
     names = ("x", "target", "cotangent", *(("weight",) if case.weighted else ()))
     base = {name: getattr(case, name) for name in ("world_size", "dtype", "values", "positions", "num_classes")}
@@ -71,10 +71,11 @@ def draw_refused_cross_entropy(case: RefusedCrossEntropyCase, index: int) -> dic
 
 
 def draw_target(case: CrossEntropyCase, mode: str, seed: int) -> torch.Tensor:
-    """Draws an int64 tensor of one dim: the class of each position, or `ignore_index` if the case ignores the position.
+    """Draws an int64 tensor of one dim with the target of each position.
 
-    Before positions are ignored, every class of `edge_classes` is the target of some position. If there are fewer
-    positions than such classes, the targets are classes that follow each other in `edge_classes`.
+    A target is a class, or `ignore_index` if the case ignores the position. Before positions are ignored, every class
+    of `edge_classes` is the target of some position. If there are fewer positions than such classes, the targets are
+    classes that follow each other in `edge_classes`.
     """
     source = generator(mode, seed, "target")
     num, edges = case.num_positions, case.edge_classes()
@@ -88,7 +89,10 @@ def draw_target(case: CrossEntropyCase, mode: str, seed: int) -> torch.Tensor:
 
 
 def _weight_of_positions(case: CrossEntropyCase, target: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    """Returns a float64 tensor of one dim: the weight of each position's target, or 0 if the position is ignored."""
+    """Returns a float64 tensor of one dim with one weight per position.
+
+    This is the weight of the position's target. It is 0 if the position is ignored.
+    """
     kept = target != case.ignore_index
     weights = torch.ones(case.num_classes, dtype=torch.float64) if weight is None else weight.double()
     return weights[torch.where(kept, target, 0)] * kept
@@ -115,7 +119,7 @@ def _draw_real(case: CrossEntropyCase, seed: int) -> dict[str, torch.Tensor]:
 def _draw_peaked(
     case: CrossEntropyCase, seed: int, target: torch.Tensor, counted: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Draws x and the cotangent for mode peaked, in which one class of each row of x lies far above all other classes.
+    """Draws x and the cotangent for mode peaked. In each row of x one class lies far above all other classes.
 
     A row has the logits of one position. The highest class is the peak: it has -1 to 1 units of `PEAK_UNITS`, and all
     other classes have 1 to 3 units less. In the first position that counts, the peak is not the target's class, because

@@ -93,7 +93,7 @@ CALLS = {**EVERYWHERE, **OF_WORLD, **OF_AVERAGES}
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DifferentiableCase(Case):
-    """Fixes some collectives, called one after the other, forward and backward.
+    """Describes some collectives, called one after the other, forward and backward.
 
     Attributes:
         collectives: Names of collectives, keys of CALLS, such as 'nn_all_reduce'.

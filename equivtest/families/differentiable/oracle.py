@@ -20,10 +20,10 @@ from equivtest.oracle.operands import reduce_exactly
 
 @expect.register
 def expect_differentiable(case: DifferentiableCase, index: int) -> Expected:
-    """Returns the outputs and the gradients of the operands.
+    """Returns the outputs, and the gradients of the operands.
 
-    Every element is an element of some rank's tensor, or a sum over the ranks of elements at one position. An average
-    divides that sum by the number of ranks.
+    An element of an output or a gradient is one of two kinds. It is an element of some rank's tensor, or the sum of one
+    element from each rank, all at the same position. An average divides that sum by the number of ranks.
 
     Raises:
         InexactData: a sum of the drawn values rounds.
@@ -52,7 +52,7 @@ def expect_differentiable(case: DifferentiableCase, index: int) -> Expected:
 
 
 def forward_of(case: DifferentiableCase, call: Call, x: torch.Tensor, root: int) -> torch.Tensor:
-    """Returns the outputs of all ranks from their operands; zeros for a rank that has no output.
+    """Returns the outputs of all ranks from their operands. The output of a rank without an output is zeros.
 
     Operands and outputs have the dims (rank, part, element). An output with fewer elements is padded with zeros.
     """

@@ -47,9 +47,9 @@ class Room:
 
     @property
     def splits(self) -> tuple[list[int], list[int]]:
-        """Returns the numbers of elements that this rank receives from each rank, and that it sends to each rank.
+        """Returns two lists for an uneven exchange: the numbers of elements received and of elements sent.
 
-        The numbers are for an uneven exchange.
+        Each list has one number per rank.
         """
         case, ranks = self.case, range(self.case.world_size)
         return [case.split(source, self.rank) for source in ranks], [case.split(self.rank, each) for each in ranks]
@@ -63,7 +63,7 @@ The parts are (w, n); the output has n elements, w * n, or as many as `splits` s
 
 
 def differentiable_collectives(case: DifferentiableCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Calls every collective of the case by torch, forward and backward; returns outputs and gradients by name."""
+    """Calls every collective of the case by torch, forward and backward. Returns outputs and gradients by name."""
     return run_differentiable(case, mesh, given, begin)
 
 
@@ -98,7 +98,10 @@ def run_differentiable(case: DifferentiableCase, mesh: DeviceMesh, given: Given,
 
 
 def _is_documented(room: Room, call: Call) -> bool:
-    """True if torch documents this rank's output. A sum or gather at a root has an output on the root only."""
+    """True if torch documents this rank's output.
+
+    If a collective sums or gathers at a root, only the root has an output.
+    """
     return not call.is_rooted or call.result in ("copied", "scattered") or room.rank == room.root
 
 
@@ -123,12 +126,12 @@ def op_of(call: Call) -> dist.ReduceOp.RedOpType:
 
 
 def cut(room: Room, x: torch.Tensor) -> torch.Tensor:
-    """Returns the elements that this rank sends in an uneven exchange, joined."""
+    """Returns the elements that this rank sends to all ranks in an uneven exchange, as one tensor."""
     return torch.cat([part[:numel] for part, numel in zip(x, room.splits[1], strict=True)])
 
 
 def halves(x: torch.Tensor) -> list[torch.Tensor]:
-    """Splits each part's elements in two halves, and returns the first halves and the second halves as two tensors.
+    """Splits the elements of each part into two halves. Returns the tensors (all first halves, all second halves).
 
     A coalesced call takes both tensors.
     """

@@ -21,7 +21,7 @@ CHANCE_BITS = 56  # claims about chance may fail once in 10**12 draws, over up t
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DropoutCase(ActivationCase):
-    """Fixes one dropout: output = x / (1 - p), except that each element is dropped with probability p.
+    """Describes one dropout: output = x / (1 - p), except that each element is dropped with probability p.
 
     The gradient of x is the cotangent, divided by 1 - p, with the same elements dropped.
 
@@ -98,9 +98,9 @@ class DropoutCase(ActivationCase):
 
     @property
     def draws_at_random(self) -> bool:
-        """True if chance decides which elements are dropped, and two shards hardly ever drop the same elements.
+        """True if chance decides which elements are dropped, and each shard of x has enough elements.
 
-        The probability that two shards drop the same elements is then at most 2**-56.
+        Then two shards drop the same elements with a probability of at most 2**-56.
         """
         alike = self.p**2 + (1 - self.p) ** 2
         return self.drops_some and -min(self.parts) * math.log2(alike) >= CHANCE_BITS

@@ -32,7 +32,7 @@ _GIVEN = {"output": "x", "grad.x": "cotangent"}
 
 @expect.register
 def expect_dropout(case: DropoutCase, index: int) -> Expected:
-    """Returns output and gradient of a dropout in which chance decides nothing.
+    """Returns the output and the gradient of a dropout in which chance decides nothing.
 
     The dropout keeps every element, or drops every element because p = 1. If chance decides, use `expect_dropout_held`.
     """
@@ -41,9 +41,10 @@ def expect_dropout(case: DropoutCase, index: int) -> Expected:
 
 @expect_held.register
 def expect_dropout_held(case: DropoutCase, index: int, held: Held) -> Expected:
-    """Returns output and gradient of a dropout that drops exactly the elements that are zero in the ranks' output.
+    """Returns the output and the gradient of a dropout.
 
-    `held` has the ranks' answers. If chance decides nothing, this function ignores `held`.
+    The dropout drops the elements that are zero in the ranks' output. `held` has the ranks' answers. If chance decides
+    nothing, this function ignores `held`.
     """
     output = put_together(held, "output", case.shape, case.mesh_shape) if case.drops_some else None
     return expect_dropout(case, index) if output is None else _expect(case, index, output != 0)
@@ -67,7 +68,7 @@ def _expect(case: DropoutCase, index: int, kept: torch.Tensor) -> Expected:
 
 
 def _scale(case: DropoutCase, given: torch.Tensor, kept: torch.Tensor) -> Found:
-    """Returns `given`, which is x or the cotangent, divided by 1 - p, and the allowed error of this quotient.
+    """Returns the quotient of `given` and 1 - p, with its allowed error. `given` is x or the cotangent.
 
     Elements that the mask `kept` excludes are zero. If the dropout is the identity, returns `given` itself.
     """

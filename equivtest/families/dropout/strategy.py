@@ -26,7 +26,7 @@ FEATURES = (1, 56, 56, *(64, 96, 128, 192) * 4)
 
 
 def kind_of_probability(p: float) -> float:
-    """Returns the class of a probability: 0, 1, or 0.5 for any other probability.
+    """Returns the class of a probability. The class is 0, 1, or 0.5 for any probability between 0 and 1.
 
     A covering array has each class, not each probability.
     """

@@ -42,7 +42,7 @@ def _padding_ids(fields: Fields) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EmbeddingCase(Case):
-    """Fixes one embedding, forward and backward, whose weight is sharded on one of its dims.
+    """Describes one embedding, forward and backward, whose weight is sharded on one of its dims.
 
     The output has one row per token t: output[t] = weight[ids[t]].
 
@@ -113,7 +113,7 @@ class EmbeddingCase(Case):
 
     @property
     def num_dims(self) -> int:
-        """Returns the number of dims of the output, embedding dim included."""
+        """Returns the number of dims of the output, including the embedding dim."""
         return len(self.leading) + 1
 
     @property
@@ -127,7 +127,7 @@ class EmbeddingCase(Case):
         return self.worst_shard_kind(("ids",)) != "even"
 
     def edge_ids(self) -> tuple[int, ...]:
-        """Returns the first and last id of each rank's shard of the vocabulary, and `padding_idx`, ascending.
+        """Returns `padding_idx`, and the first and last id of each rank's shard of the vocabulary, ascending.
 
         The shards are those of a rowwise embedding. A colwise embedding does not shard the vocabulary, but gets the
         same ids.
@@ -142,7 +142,7 @@ MISFITS = ("above", "below", "dtype", "max_norm")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedEmbeddingCase(Refused, EmbeddingCase):
-    """Fixes an embedding that every rank must refuse with the same error.
+    """Describes an embedding that every rank must refuse with the same error.
 
     Attributes:
         misfit: The reason for the refusal. If 'above', one id is num_embeddings. If 'below', one id is -1. If 'dtype',

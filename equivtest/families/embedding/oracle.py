@@ -65,9 +65,9 @@ def expect_embedding(case: EmbeddingCase, index: int) -> Expected:
 
 
 def sum_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor) -> tuple[Bounded, int]:
-    """Returns the exact gradient of the weight, and the number of bits of its largest sum.
+    """Returns (exact gradient of the weight, number of bits of the largest sum).
 
-    The largest sum is the largest sum of magnitudes over the tokens of one id.
+    A sum here is the sum of the magnitudes over the tokens of one id.
 
     Args:
         ids: One id per token, a global int64 tensor.
@@ -114,7 +114,10 @@ def bound_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tens
 
 
 def _of_factor(arithmetic: Arithmetic) -> float:
-    """Returns the relative error of three roundings: of 1 / n, of a product with 1 / n, and of the stored product."""
+    """Returns the relative error of three roundings in a row.
+
+    The roundings are those of 1 / n, of a product with 1 / n, and of the stored product.
+    """
     if arithmetic.accumulate == arithmetic.dtype:
         return growth((2, arithmetic.u_o), (1, U_REFERENCE))
     return growth((2, arithmetic.u_a), (1, arithmetic.u_o), (1, U_REFERENCE))
@@ -123,7 +126,7 @@ def _of_factor(arithmetic: Arithmetic) -> float:
 def _after_each(
     value: torch.Tensor, magnitude: torch.Tensor, error: torch.Tensor, additions: torch.Tensor, arithmetic: Arithmetic
 ) -> torch.Tensor:
-    """Returns the error of sums like `after_additions`, for elements with different numbers of additions.
+    """Returns the error of sums, like `after_additions`. Each element may have a different number of additions.
 
     `additions` has the number for each element.
     """
@@ -140,9 +143,9 @@ def may_round(divisor: int) -> bool:
 
 
 def _selection(case: EmbeddingCase, ids: torch.Tensor) -> torch.Tensor:
-    """Returns a float64 matrix (num_embeddings, tokens) with 1 if the token has the row's id, and 0 if it has not.
+    """Returns a float64 matrix (num_embeddings, tokens) of ones and zeros.
 
-    The row of `padding_idx` is zero.
+    An element is 1 if the token has the id of the row. The row of `padding_idx` is zero.
     """
     chosen = ids[None, :] == torch.arange(case.num_embeddings)[:, None]
     return (chosen & (ids != case.padding_idx)[None, :]).to(torch.float64)

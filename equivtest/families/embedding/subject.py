@@ -24,7 +24,7 @@ from equivtest.families.embedding.case import NO_PADDING, EmbeddingCase, Refused
 
 
 def colwise_embedding(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs nn.Embedding with its weight sharded on the embedding dim by ColwiseParallel.
+    """Runs nn.Embedding under ColwiseParallel, which shards the weight on the embedding dim.
 
     Every rank looks up every id. Returns the output, the weight and the gradient that the case requires.
     """
@@ -32,7 +32,7 @@ def colwise_embedding(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> An
 
 
 def rowwise_embedding(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs nn.Embedding with its weight sharded on the vocabulary by RowwiseParallel.
+    """Runs nn.Embedding under RowwiseParallel, which shards the weight on the vocabulary.
 
     A rank masks the ids of other ranks, and the ranks' outputs are added. Returns the output, the weight and the
     gradient that the case requires.
@@ -47,7 +47,7 @@ def run_embedding(
     style: type[ColwiseParallel] | type[RowwiseParallel],
     module: type[nn.Embedding] = nn.Embedding,
 ) -> Answers:
-    """Runs forward and backward of one embedding, made parallel by `style`, on this rank.
+    """Runs forward and backward of one embedding on this rank. `style` makes the embedding parallel.
 
     `module` is the class of the embedding. Returns the output, the weight and the gradient that the case requires.
     """
@@ -64,7 +64,10 @@ def run_embedding(
 
 
 def make_embedding(case: EmbeddingCase, given: Given, module: type[nn.Embedding]) -> nn.Embedding:
-    """Returns the unsharded embedding, replicated on every rank, as a user builds it before parallelizing it."""
+    """Returns the unsharded embedding, as a user builds it before parallelizing it.
+
+    Every rank has the same embedding.
+    """
     max_norm = 1.0 if isinstance(case, RefusedEmbeddingCase) and case.misfit == "max_norm" else None
     layer = module(
         case.num_embeddings,

@@ -126,7 +126,7 @@ def _draw_cotangent(case: EmbeddingCase, mode: str, seed: int, ids: torch.Tensor
 
 
 def _earlier_occurrences(ids: torch.Tensor) -> torch.Tensor:
-    """Returns an int64 tensor with the number of earlier tokens that have the same id, for each token."""
+    """Returns an int64 tensor with one number per token: how many earlier tokens have the same id."""
     order = torch.argsort(ids, stable=True)
     ranked = ids[order]
     earlier = torch.empty_like(ids)

@@ -27,7 +27,7 @@ REAL_MODES = ("real", "real-cancelling")
 def _by_features(fields: Fields) -> tuple[str, ...]:
     """Returns the placements from which one is drawn. Most of these placements shard the feature dim.
 
-    The placements are for x in a rowwise layer, or for the output in a colwise layer.
+    In a rowwise layer the placements are for x, and in a colwise layer they are for the output.
     """
     by_dim = shards(len(fields["leading"]) + 1)
     return ("replicate", *by_dim, by_dim[-1], by_dim[-1])
@@ -56,7 +56,7 @@ def _x_is_dtensor(fields: Fields) -> tuple[bool, ...]:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LinearCase(ActivationCase):
-    """Fixes a linear layer y = x W^T + b, forward and backward, with the weight sharded on one of its dims.
+    """Describes a linear layer y = x W^T + b, forward and backward, with the weight sharded on one of its dims.
 
     W is the weight (N, K) and b is the bias (N,), for K in_features and N out_features.
 
@@ -135,12 +135,12 @@ class LinearCase(ActivationCase):
 
     @property
     def num_dims(self) -> int:
-        """Returns the number of dims of an activation, feature dim included."""
+        """Returns the number of dims of an activation, including the feature dim."""
         return len(self.leading) + 1
 
     @property
     def input_is_uneven(self) -> bool:
-        """True if ranks have shards of x of different sizes."""
+        """True if the ranks' shards of x differ in size."""
         return self.worst_shard_kind(("x",)) != "even"
 
     def parameter_names(self) -> tuple[str, ...]:
@@ -153,7 +153,7 @@ REFUSALS = ("in_features", "dtype")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedLinearCase(Refused, LinearCase):
-    """Fixes a linear layer whose x does not fit its weight. Every rank must refuse the layer with the same error.
+    """Describes a linear layer whose x does not fit its weight. Every rank must refuse the layer with the same error.
 
     Attributes:
         misfit: The reason for the refusal. If 'in_features', x has one feature more than the weight. If 'dtype', x is

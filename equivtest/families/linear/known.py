@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def last_leading(case: LinearCase) -> int:
-    """Returns the size of the last dim of x before the features; 1 if x has no such dim."""
+    """Returns the size of the last dim of x before the features. Returns 1 if x has no such dim."""
     return case.leading[-1] if case.leading else 1
 
 
 def output_place(case: LinearCase) -> str:
-    """Returns 'first', 'middle' or 'last' for the sharded dim of the output; returns 'none' if no dim is sharded.
+    """Returns the place of the output's sharded dim: 'first', 'middle' or 'last'. Returns 'none' if no dim is sharded.
 
     If the output has only one dim, this dim is 'last'.
     """
@@ -41,7 +41,7 @@ def has_strided_cotangent(case: LinearCase) -> bool:
 
 
 def squeezes_product(case: LinearCase) -> bool:
-    """True if x has one dim, and F.linear makes a matrix of x and squeezes the product.
+    """True if x has one dim, F.linear makes a matrix of x, and F.linear then removes the added dim from the product.
 
     F.linear does so if the layer has no bias, or if x is strided.
     """
@@ -58,7 +58,7 @@ def merged_dims(case: LinearCase) -> Shape:
 
 
 def input_shard_is_merged(case: LinearCase) -> bool:
-    """True if F.linear views x with its sharded dim merged into the dims before it.
+    """True if F.linear takes a view of x in which the sharded dim is merged with the dims before it.
 
     False if F.linear copies x instead, as it may do if x is strided.
     """
@@ -67,7 +67,7 @@ def input_shard_is_merged(case: LinearCase) -> bool:
 
 
 def output_shard_is_merged(case: LinearCase) -> bool:
-    """True if the backward views the cotangent with its sharded dim merged into the dims before it.
+    """True if the backward takes a view of the cotangent in which the sharded dim is merged with the dims before it.
 
     False if the backward copies the cotangent instead.
     """
@@ -76,7 +76,7 @@ def output_shard_is_merged(case: LinearCase) -> bool:
 
 
 def output_is_uneven(case: LinearCase) -> bool:
-    """True if ranks have shards of the output of different sizes."""
+    """True if the ranks' shards of the output differ in size."""
     return case.worst_shard_kind(("output",)) != "even"
 
 
@@ -88,10 +88,10 @@ def _place(placement: str, num_dims: int) -> str:
 
 
 def _is_merged(placement: str, merged: Shape) -> bool:
-    """True if the placement shards a dim that is merged with dims before it, and neither side has size 1.
+    """True if the placement shards a dim that is merged with dims before it.
 
-    One side is the product of the merged dims before the sharded dim. The other side is the product of the sharded dim
-    and all later merged dims.
+    False if one of two sizes is at most 1. The first size is the product of the merged dims before the sharded dim. The
+    second size is the product of the sharded dim and all later merged dims.
     """
     shard = parse_placement(placement)
     return isinstance(shard, Shard) and min(math.prod(merged[: shard.dim]), math.prod(merged[shard.dim :])) > 1

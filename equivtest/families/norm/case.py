@@ -21,7 +21,7 @@ PARAMETERS = ("weight", "bias")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class NormCase(ActivationCase):
-    """Fixes y = norm(x) * weight + bias, with x and y sharded along the sequence. The norm is over the last dim.
+    """Describes y = norm(x) * weight + bias, with x and y sharded along the sequence. The norm is over the last dim.
 
     Weight and bias are replicated.
 
@@ -32,7 +32,7 @@ class NormCase(ActivationCase):
         features: Size of the last dim. If there are only one or two features, the output is hardly more than signs, and
             its bounds are too wide for a conclusion.
         parameters: Names of the layer's parameters: none, 'weight', or for layer_norm also 'weight' and 'bias'.
-        eps: The number that is added to the variance or to the mean square.
+        eps: The number that the layer adds to the variance (layer_norm) or to the mean square (rms_norm).
         x_is_dtensor: Whether x is passed as a DTensor. Uneven shards require this, because torch computes the global
             shape of a plain tensor as local size times ranks.
         use_local_output: Option of torch's style. If True, the output is a plain tensor instead of a DTensor.
@@ -80,7 +80,7 @@ class NormCase(ActivationCase):
 
     @property
     def sequence_length(self) -> int:
-        """Returns the size of the sharded dim."""
+        """Returns the size of the dim that is divided among the ranks."""
         return self.leading[self.sequence_dim]
 
     def describe_tensors(self) -> dict[str, CaseTensor]:

@@ -38,7 +38,7 @@ With a small eps, x would be scaled by its own size alone, and its gradient woul
 
 @Cases
 def norm_cases(draw: Draw, space: Space, *, norm: str) -> NormCase:
-    """Draws cases of one norm under sequence parallelism; `norm` is 'layer_norm' or 'rms_norm'.
+    """Draws cases of one norm under sequence parallelism. `norm` is 'layer_norm' or 'rms_norm'.
 
     Shrinks to one draw of values for one token, with few features and without parameters.
     """

@@ -48,7 +48,7 @@ def run_norm(case: NormCase, mesh: DeviceMesh, given: Given, layer: nn.Module) -
 
 
 def norm_answers(case: NormCase, layer: nn.Module, x: torch.Tensor, output: torch.Tensor) -> Answers:
-    """Returns by name the output, the parameters and the gradients that the case requires."""
+    """Returns the answers by name: the output, the parameters and the gradients that the case requires."""
     found: dict[str, torch.Tensor | None] = {"output": output}
     found |= {f"param.{name}": layer.get_parameter(name) for name in case.parameters}
     for name in case.requires_grad:

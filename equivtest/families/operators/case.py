@@ -32,7 +32,7 @@ Placements = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class OperatorCase(Case):
-    """Fixes one call, `results = operator(*operands, **arguments)`, and the cotangents of its backward.
+    """Describes one call, `results = operator(*operands, **arguments)`, and the cotangents of its backward.
 
     DTensor chooses the placements of the results and of the operands' gradients. The harness judges each of these
     tensors under the placements that DTensor chose. These placements must be the same on every rank.
@@ -46,7 +46,8 @@ class OperatorCase(Case):
         arguments: (name, value) of each argument that is no tensor.
         placements: Placements of each operand, one per mesh axis: 'replicate', 'shard(DIM)' or, only for floating-point
             operands, 'partial(OP)'. Each rank has its own term of a partial operand.
-        other_dtypes: Dtype of each operand, '' for the case's dtype. If empty, all operands have the case's dtype.
+        other_dtypes: Dtype of each operand. If an entry is '', the operand has the case's dtype. If empty, all operands
+            have the case's dtype.
         holds: Contents of each operand: a domain of numbers such as 'positive', 'bools', 'whole' for int64, or 'below
             5' for int64 from 0 to 4. If empty, the operator's entry of the table names the contents.
         cotangents: Placements of each result's cotangent, 'replicate' or 'shard(DIM)'. If empty, all cotangents are
@@ -148,7 +149,7 @@ class OperatorCase(Case):
     def is_documented(self) -> bool:
         """True if torch documents the collectives of this call.
 
-        torch documents collectives only for `sum`, if no operand is partial and no operand requires a gradient.
+        torch documents collectives for `sum` only. No operand may be partial, and no operand may require a gradient.
         """
         is_partial = any(text.startswith("partial") for texts in self.placements for text in texts)
         return self.operator == "sum" and not is_partial and not self.requires_grad
@@ -202,7 +203,7 @@ class OperatorCase(Case):
         return {INDEX: "int64", WHOLE: "int64", BOOLS: "bool"}.get(self.kind_of(number), other or self.dtype)
 
     def index_limit(self) -> int:
-        """Returns the size of the first operand's dim into which the call's index operand points."""
+        """Returns the size of the dim into which the call's index points. It is a dim of the first operand."""
         dim = self.dim
         return self.operands[0][dim if isinstance(dim, int) else 0]
 
@@ -245,7 +246,7 @@ class OperatorCase(Case):
         return ()
 
     def has_gradient(self, result: Result) -> bool:
-        """True if the result is differentiable for an operand that requires a gradient."""
+        """True if some operand requires a gradient and the result is differentiable for this operand."""
         return bool(set(result.operands) & set(self.requires_grad))
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
@@ -272,7 +273,7 @@ class OperatorCase(Case):
 
     @property
     def shard_kind(self) -> str:
-        """Returns the worst kind of shards that any operand has: 'even', 'uneven' or 'empty'."""
+        """Returns the most uneven kind of shards that any operand has: 'even', 'uneven' or 'empty'."""
         kinds = {
             shard_kind(shape, self.operand_layout(number), self.mesh_shape)
             for number, shape in enumerate(self.operands)

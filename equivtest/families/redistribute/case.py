@@ -33,7 +33,7 @@ MAX_AXES = 2
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RedistributeCase(ActivationCase):
-    """Fixes one redistribution, whose output is x under other placements.
+    """Describes one redistribution, whose output is x under other placements.
 
     The gradient of x is the cotangent under x's placements.
 

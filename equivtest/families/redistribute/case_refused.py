@@ -14,7 +14,7 @@ MISFITS = ("to_partial", "too_many", "too_few", "dim")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedRedistributeCase(Refused, RedistributeCase):
-    """Fixes a redistribution that every rank must refuse with the same error. The field `target` is valid.
+    """Describes a redistribution that every rank must refuse with the same error. The field `target` is valid.
 
     Attributes:
         misfit: The invalid request that replaces the target. 'to_partial' requests partial sums although the tensor is

@@ -18,7 +18,7 @@ FACTORS = (2, -3, 5)
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ScaleCase(ActivationCase):
-    """Fixes y = x * factor, with x and y sharded on one dim.
+    """Describes y = x * factor, with x and y sharded on one dim.
 
     Attributes:
         shape: Shape of x and of y.

@@ -36,7 +36,7 @@ Every other answer of that step has the role state.
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PerceptronCase(TrainingCase):
-    """Fixes a perceptron y = act(x W1^T + b1) W2^T + b2 and its training.
+    """Describes a perceptron y = act(x W1^T + b1) W2^T + b2 and its training.
 
     W1 and b1 are the weight and bias of the layer in_proj, and W2 and b2 are those of the layer out_proj. Subclasses
     say which rank holds which shard. Each step has its own x and its own cotangent.

@@ -20,7 +20,7 @@ MAX_STEPS = 16
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TrainingCase(Case):
-    """Fixes one forward and backward, or several steps with an optimizer's update after each.
+    """Describes one forward and backward, or several steps with an optimizer's update after each.
 
     Attributes:
         optimizer: The optimizer that updates the parameters. If 'none', the case has only one forward and backward.

@@ -1,1 +1,1 @@
-"""Cases of the cross entropy of DTensors without loss_parallel."""
+"""Family of cases that compute a cross entropy of DTensors without loss_parallel."""

@@ -16,7 +16,7 @@ SHARES = ("classes", "positions")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class GatheredCrossEntropyCase(CrossEntropyCase):
-    """Fixes a cross entropy of DTensors, with target and weight as DTensors.
+    """Describes one cross entropy of DTensors. The target and the weight are DTensors too.
 
     The loss may have label smoothing, which moves a fraction of each target to all classes.
 
@@ -50,7 +50,7 @@ class GatheredCrossEntropyCase(CrossEntropyCase):
 
     @property
     def has_mean_of_uneven(self) -> bool:
-        """True for a mean over positions whose shards are uneven."""
+        """True if the loss is a mean over positions, and ranks have different numbers of positions."""
         return self.shares == "positions" and self.reduction == "mean" and self.num_rows % self.world_size != 0
 
     @property
@@ -69,7 +69,7 @@ GATHERED_MISFITS = ("above", "below", "plain_target", "plain_weight", "batch_mea
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedGatheredCrossEntropyCase(Refused, GatheredCrossEntropyCase):
-    """Fixes a cross entropy of DTensors that every rank must refuse with the same error.
+    """Describes a cross entropy of DTensors that every rank must refuse with the same error.
 
     Attributes:
         misfit: The reason for the refusal. If 'above', one target is num_classes. If 'below', one target is -1. If

@@ -9,5 +9,5 @@ if TYPE_CHECKING:
 
 
 def may_count_unequally(case: GatheredCrossEntropyCase) -> bool:
-    """True if a position of one rank may have a larger weight in a mean than a position of another rank."""
+    """True if, in a mean, a position on one rank may have a larger weight than a position on another rank."""
     return case.weighted or case.ignored != "none" or 0 <= case.ignore_index < case.num_classes

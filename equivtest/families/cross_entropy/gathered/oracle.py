@@ -48,7 +48,8 @@ def expect_gathered(case: GatheredCrossEntropyCase, index: int) -> Expected:
 def bound_gathered(case: GatheredCrossEntropyCase, index: int) -> dict[str, Bounded]:
     """Returns the loss and the gradient of the logits by name, each with its bound.
 
-    The loss has one element per position, or is 0-dim if it is reduced; the gradient has one row per position.
+    The loss is 0-dim if it is reduced. Otherwise it has one element per position. The gradient has one row per
+    position.
     """
     given, arithmetic = draw(case, index), arithmetic_of(case.dtype)
     x = given["x"].double().movedim(case.class_dim, -1).reshape(-1, case.num_classes)
@@ -64,7 +65,7 @@ def bound_gathered(case: GatheredCrossEntropyCase, index: int) -> dict[str, Boun
 
 
 class _Loss:
-    """Computes the loss and the gradient of the log-softmax y with bounds, one operation after the other as torch does.
+    """Computes the loss and the gradient of the log-softmax y, with bounds. The operations and their order are torch's.
 
     Attributes:
         weights: One weight per class, a float64 tensor. All weights are 1 if the case has none.
@@ -86,9 +87,9 @@ class _Loss:
         return Bounded(value, allowed, f"{hard.derivation}, and of a sum over all classes")
 
     def _averaged(self, hard: Bounded) -> Bounded:
-        """Returns the hard loss, with the error of averaging the ranks' means if the loss is such an average.
+        """Returns the hard loss with its error. If the ranks' means are averaged, the error includes this average.
 
-        The loss is such an average if the case shards positions and takes a mean. Then the average has two more
+        The ranks' means are averaged if the case shards positions and takes a mean. Then the average has two more
         roundings: a division on each rank and a division of their sum.
         """
         if self.case.shares == "classes" or self.case.reduction != "mean":
@@ -142,7 +143,7 @@ class _Loss:
         return value, rounded(value, error, self.arithmetic) if self.targets.has_weight else error
 
     def _times(self, off: Off, factor: float) -> Off:
-        """Returns the value and the error of `off` times `factor`.
+        """Returns `off` times `factor`, as a pair of value and error.
 
         If the factor is not 1, it was rounded twice: when it was computed and when it was cast.
         """
@@ -187,9 +188,9 @@ def _through(y: Bounded, right: Bounded, e_g: torch.Tensor, x: torch.Tensor, ari
 
 @expected_collectives.register
 def gathered_collectives(case: GatheredCrossEntropyCase, rank: int) -> Collectives:
-    """Returns one all_gather of the logits, before the softmax in the forward, and no collective in the backward.
+    """Returns one all_gather of the logits, which precedes the softmax in the forward.
 
-    In the backward each rank cuts its shard out of the gradient.
+    The backward calls no collective, because each rank cuts its shard out of the gradient.
 
     Source: softmax_strategy in torch/distributed/tensor/_ops/_math_ops.py (2.13.0): the reduced dim is replicated;
     DTensor.from_local for the gradient.

@@ -63,7 +63,7 @@ def expect_linear(case: LinearCase, index: int) -> Expected:
 
 
 def sum_linear(case: LinearCase, given: dict[str, torch.Tensor]) -> dict[str, Sum]:
-    """Returns the exact value of every answer of the layer by name, with flattened leading dims.
+    """Returns the exact value of every answer of the layer, by name. Leading dims are flattened.
 
     Args:
         given: The global tensors x, weight, cotangent and, if the layer has one, bias. All have the case's dtype.

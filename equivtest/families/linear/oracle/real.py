@@ -28,7 +28,7 @@ from equivtest.oracle.rounding import Arithmetic, Bounded
 
 
 def expect_real_linear(case: LinearCase, index: int) -> Expected:
-    """Returns the output, parameters and gradients of the unsharded layer. Computed answers have bounds."""
+    """Returns the output, parameters and gradients of the unsharded layer. Output and gradients have bounds."""
     given = draw(case, index)
     shapes, layouts, flags = case.shapes(), case.layouts(), case.given_flags()
     arithmetic = arithmetic_of(case.dtype)
@@ -85,7 +85,7 @@ def bound_linear(case: LinearCase, given: dict[str, torch.Tensor], arithmetic: A
 
 
 def partial_magnitudes(left: torch.Tensor, right: torch.Tensor, ranks: int) -> torch.Tensor:
-    """Returns, for each element of `left @ right`, the sum over ranks of the magnitudes of the ranks' partial sums.
+    """Returns, for each element of `left @ right`, the sum of the absolute values of the ranks' partial sums.
 
     The ranks divide the contracted dim, which is the last dim of `left`, as torch.chunk does. The result is float64.
     """
@@ -97,7 +97,7 @@ def partial_magnitudes(left: torch.Tensor, right: torch.Tensor, ranks: int) -> t
 
 
 def _is_symmetric(case: LinearCase, name: str, given: dict[str, torch.Tensor]) -> bool:
-    """True if errors of the answer `name` are as often above as below zero, and no two elements share a rounding.
+    """True if the errors of the answer `name` prefer no sign, and no two elements share a rounding.
 
     Elements of a rowwise output share the rounding of bias / (number of ranks). The quotient does not round if the
     number of ranks is a power of two and the bias is so large that no subnormal number loses its last bit. Errors may
@@ -111,7 +111,10 @@ def _is_symmetric(case: LinearCase, name: str, given: dict[str, torch.Tensor]) -
 
 
 def _is_rounded(bias: torch.Tensor, ranks: int) -> bool:
-    """True if dividing the bias by the number of ranks, or multiplying it by the reciprocal, may round some element."""
+    """True if the bias is rounded when a program divides it by the number of ranks.
+
+    Also true if the bias is rounded when a program multiplies it by the reciprocal of that number.
+    """
     if ranks & (ranks - 1):
         return True
     return not torch.equal((bias.double() / ranks).to(bias.dtype).double() * ranks, bias.double())

@@ -39,9 +39,10 @@ class _Plan:
     """Holds sizes and limits for the values of one draw.
 
     Attributes:
-        limit: Limit for the sum of the magnitudes of one sum's terms. It is 2**p for the p significand bits of the
-            dtype.
-        bias_limit: Largest magnitude of the bias, an odd multiple of the number of ranks; 0 without a bias.
+        limit: Limit for every sum. The magnitudes of the terms of a sum add up to at most this limit, which is 2**p for
+            the p significand bits of the dtype.
+        bias_limit: Largest magnitude of the bias. It is an odd multiple of the number of ranks, or 0 if there is no
+            bias.
     """
 
     mode: str
@@ -54,7 +55,10 @@ class _Plan:
 
     @property
     def output_limit(self) -> int:
-        """Returns the limit for the sum of the magnitudes of the products behind one output element."""
+        """Returns the limit for the products behind one output element.
+
+        The magnitudes of the products add up to at most this limit.
+        """
         return self.limit - self.bias_limit
 
     def source(self, name: str) -> torch.Generator:
@@ -149,7 +153,10 @@ def _draw_dense(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def _near(magnitude: int, length: int, source: torch.Generator) -> torch.Tensor:
-    """Draws an int64 tensor of `length` odd integers, from seven eighths of the odd `magnitude` up to `magnitude`."""
+    """Draws an int64 tensor of `length` odd integers from seven eighths of `magnitude` up to `magnitude`.
+
+    `magnitude` is odd.
+    """
     return odd_integers((length,), lowest(magnitude), magnitude, source)
 
 
@@ -236,10 +243,10 @@ def _whole_significand(plan: _Plan, shape: tuple[int, int], source: torch.Genera
 
 
 def _select(num_rows: int, num_columns: int, num_selecting: int, source: torch.Generator) -> torch.Tensor:
-    """Returns an int64 matrix of zeros, except for one 1 or -1 in each of `num_selecting` random rows.
+    """Returns an int64 matrix of shape (num_rows, num_columns). Most elements are zero.
 
-    The matrix has the shape (num_rows, num_columns). The elements 1 and -1 are in random columns. No column gets a
-    second such element before every column has one.
+    Each of `num_selecting` random rows has one element that is 1 or -1, in a random column. No column gets a second
+    such element before every column has one.
     """
     rows = permutation(num_rows, source)[:num_selecting]
     columns = permutation(num_columns, source)[torch.arange(len(rows), device="cpu") % num_columns]

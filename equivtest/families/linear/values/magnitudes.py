@@ -1,4 +1,4 @@
-"""Chooses the largest odd integers of a linear layer whose sums are still exact.
+"""Chooses odd integers for the tensors of a linear layer, as large as possible with exact sums.
 
 Letters: T tokens, K in_features, N out_features, B the limit for the magnitudes of one sum; x (T, K), W (N, K), G (T,
 N) as in `equivtest.families.linear.values.exact`.
@@ -37,9 +37,10 @@ class Magnitudes:
     cotangent_peak: int
 
     def smallest_sums(self, tokens: int, features: int, outputs: int) -> tuple[int, int, int]:
-        """Returns lower limits for the largest sum of magnitudes behind an element of output, grad.x and grad.weight.
+        """Returns three lower limits, for the output, grad.x and grad.weight.
 
-        The limits assume that each drawn number is at least seven eighths of its largest magnitude.
+        A limit is for the largest sum of magnitudes behind any element of the tensor. The limits assume that each drawn
+        number is at least seven eighths of its largest magnitude.
         """
         x, weight, cotangent, x_peak, weight_peak, cotangent_peak = (lowest(m) for m in astuple(self))
         return (
@@ -93,10 +94,11 @@ def _fill(
     *,
     peak_first: bool,
 ) -> Magnitudes:
-    """Returns magnitudes near the magnitudes for which all sums are equal, times `x_scale` and `weight_scale`.
+    """Returns magnitudes near those that make all sums equal, after a change by `x_scale` and `weight_scale`.
 
-    `x_scale` is for x, and `weight_scale` is for the weight. All other magnitudes are the largest that then fit. If
-    `peak_first` is True, the weight's peak is chosen before the cotangent's magnitude, which is then smaller.
+    The magnitude of x is multiplied by `x_scale`, and that of the weight by `weight_scale`. All other magnitudes are
+    the largest that then fit. If `peak_first` is True, the weight's peak is chosen before the cotangent's magnitude,
+    which is then smaller.
     """
     x = min(math.isqrt(limit * outputs // (features * tokens)), output_limit // features, limit // tokens)
     x = odd_floor(min(max(1, round(x * x_scale)), output_limit // features, limit // tokens))

@@ -82,5 +82,8 @@ def _pick(name: str, mode: str, seed: int, table: tuple[float, ...]) -> float:
 
 
 def _without_zeros(value: torch.Tensor) -> torch.Tensor:
-    """Returns the values. Each value that float16 would round to zero becomes the smallest normal number of float16."""
+    """Returns the values without numbers that float16 would round to zero.
+
+    The smallest normal number of float16 replaces such a number.
+    """
     return torch.where(value.abs() < 2.0**-24, 2.0**-14, value)

@@ -41,7 +41,7 @@ def expect_norm(case: NormCase, index: int) -> Expected:
 
 
 def bound_norm(case: NormCase, index: int) -> dict[str, Bounded]:
-    """Returns every computed answer of the layer by name, with its bound and with flattened leading dims."""
+    """Returns every computed answer of the layer by name, with its bound. Leading dims are flattened."""
     given, arithmetic = draw(case, index), arithmetic_of(case.dtype)
     x, cotangent = (given[name].reshape(-1, case.features) for name in ("x", "cotangent"))  # (T, D)
     weight = given.get("weight", torch.ones(case.features))
@@ -59,7 +59,7 @@ def bound_norm(case: NormCase, index: int) -> dict[str, Bounded]:
 
 
 def _rank_of_tokens(case: NormCase) -> torch.Tensor:
-    """Returns an int64 tensor of one dim with the number of the rank that has each token."""
+    """Returns an int64 tensor of one dim with one number per token: the rank that holds the token."""
     along = torch.empty(case.sequence_length, dtype=torch.int64)
     for rank in range(case.world_size):
         start, stop = shard_bounds(case.sequence_length, case.world_size, rank)

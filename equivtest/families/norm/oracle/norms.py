@@ -32,7 +32,7 @@ from equivtest.oracle.rounding import Arithmetic, Bounded, after_additions, boun
 
 @dataclass(frozen=True)
 class _Moments:
-    """Mean and 1 / deviation of each token, and the errors of both. All are float64 tensors with one row per token.
+    """Mean and 1 / deviation of each token, with their errors. All are float64 tensors with one row per token.
 
     The mean is 0 for rms_norm.
     """
@@ -43,7 +43,7 @@ class _Moments:
     e_rstd: torch.Tensor
 
     def saved(self, arithmetic: Arithmetic) -> _Moments:
-        """Returns the moments with the errors that come from storing the moments between forward and backward."""
+        """Returns the moments as the backward gets them, with the errors of storing them in the forward."""
         if arithmetic.dtype == arithmetic.accumulate:
             return self
         e_mean = store(self.mean, self.e_mean, arithmetic)
@@ -126,7 +126,7 @@ def norm_grad_weight(
     eps: float,
     centered: bool,
 ) -> Bounded:
-    """Returns the gradient of the weight, a sum over tokens, with its bound.
+    """Returns the gradient of the weight, with its bound. The gradient is a sum over tokens.
 
     Args:
         x, cotangent: Global tensors of shape (tokens, features).
@@ -147,7 +147,7 @@ def norm_grad_weight(
 
 
 def norm_grad_bias(cotangent: torch.Tensor, arithmetic: Arithmetic, *, rank_of: torch.Tensor) -> Bounded:
-    """Returns the gradient of the bias, which is the sum of the cotangent over tokens, with its bound.
+    """Returns the gradient of the bias, with its bound. The gradient is the sum of the cotangent over tokens.
 
     `cotangent` has the shape (tokens, features), and `rank_of` has the rank of each token.
     """
@@ -172,9 +172,9 @@ def _moments(x: torch.Tensor, arithmetic: Arithmetic, *, eps: float, centered: b
 
 
 def _normalized(x: torch.Tensor, moments: _Moments, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns x minus its mean, divided by its deviation, and the error of this quotient.
+    """Returns (quotient, error of the quotient), both of shape (tokens, features).
 
-    The quotient and its error have the shape (tokens, features).
+    The quotient is x minus the mean, divided by the deviation.
     """
     most, apart = moments.rstd + moments.e_rstd, x - moments.mean
     roundings = 4 * arithmetic.u_a * (x.abs() + moments.mean.abs() + moments.e_mean)
@@ -184,7 +184,7 @@ def _normalized(x: torch.Tensor, moments: _Moments, arithmetic: Arithmetic) -> t
 def _reference_growth(x: torch.Tensor, moments: _Moments) -> torch.Tensor:
     """Returns one factor per token, by which the roundings of the float64 reference grow.
 
-    The roundings grow if the mean is far above the deviation.
+    The factor is large if the mean is far above the deviation.
     """
     return 1 + (x * x).mean(1, keepdim=True) * moments.rstd**2
 

@@ -44,7 +44,7 @@ _CHAIN = Operator("chain", lambda *operands: operands)
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ChainCase(OperatorCase):
-    """Fixes a chain of steps on DTensors. The steps' results and the operands' gradients are judged.
+    """Describes a chain of steps on DTensors. The steps' results and the operands' gradients are judged.
 
     Attributes:
         steps: One to six steps: see `Step`. Only the first result of each step is judged.

@@ -16,7 +16,7 @@ STYLES = ("input", "output", "input_output")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PreparedCase(RedistributeCase):
-    """Fixes one call of a module that returns its input, so that output = x.
+    """Describes one call of a module that returns its input, so that output = x.
 
     The mesh has one axis. x is a DTensor or a plain tensor. The target is never partial.
 

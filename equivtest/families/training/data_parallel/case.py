@@ -23,7 +23,7 @@ MAX_MICRO_BATCHES = 8
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DataParallelCase(PerceptronCase):
-    """Fixes a perceptron under data parallelism. Every rank has the same number of rows of the batch.
+    """Describes a perceptron under data parallelism. Every rank has the same number of rows of the batch.
 
     `leading` is the shape of one micro-batch on one rank. The first dim of the global x is leading[0] times the numbers
     of ranks and of micro-batches. The rows of one rank follow those of another, and within a rank, the rows of one

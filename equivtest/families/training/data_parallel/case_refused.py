@@ -14,7 +14,7 @@ MISFITS = ("dim", "placement", "uneven", "not_contiguous")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedShardingCase(Refused, DataParallelCase):
-    """Fixes a request to shard in_proj.weight that every rank must refuse with the same error.
+    """Describes a request to shard in_proj.weight that every rank must refuse with the same error.
 
     Attributes:
         misfit: The requested sharding. If 'dim', the weight is sharded on a dim that it does not have. If 'placement',

@@ -14,7 +14,7 @@ from equivtest.layout import Layout, Shard
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MlpCase(PerceptronCase):
-    """Fixes a perceptron with x and output sharded along the sequence, and weights sharded along the hidden features.
+    """Describes a perceptron with x and output sharded along the sequence, and weights along the hidden features.
 
     Attributes:
         sequence_dim: The leading dim that is divided among the ranks.

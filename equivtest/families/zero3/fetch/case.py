@@ -18,7 +18,7 @@ FETCH_COLLECTIVES = ("", "all_gather", "all_reduce")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FetchCase(Case):
-    """Fixes some parameters that are partitioned over the ranks and made whole by one fetch.
+    """Describes some parameters that are partitioned over the ranks and made whole by one fetch.
 
     Attributes:
         parameters: Shape of each parameter. Parameters may be 0-dim and may have no elements.
@@ -80,7 +80,7 @@ class FetchCase(Case):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedFetchCase(Refused, FetchCase):
-    """Fixes a fetch outside the contract. Every rank must refuse the fetch with the same error, before any collective.
+    """Describes a fetch outside the contract. Every rank must refuse it with the same error, before any collective.
 
     Attributes:
         misfit: The reason for the refusal. If 'dtype', the last parameter has another dtype than the flat buffer. If

@@ -86,7 +86,7 @@ def parse_operation(text: str) -> Operation:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LifecycleCase(Case):
-    """Fixes some parameters and a sequence of operations on them.
+    """Describes some parameters and a sequence of operations on them.
 
     The input `param.i` is the first value of parameter number i. If operation number k is a use, it has the inputs
     `op{k}.x.i` and `op{k}.cotangent.i`, each with one slice per rank. If it is an update, it has the input
