@@ -98,7 +98,9 @@ def explained(error: Misuse) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _looked_into(case: ModuleCase, first: str | None) -> tuple[str, str]:
-    """Returns two texts for the message: the place at which the bound becomes too wide, and remedies.
+    """Returns two texts for the message.
+
+    The first text names the place at which the bound becomes too wide. The second text has remedies.
 
     The function finds remedies by trying `by_parts`, the widest dtype and smaller shapes. If none of these helps, the
     remedies are ''.

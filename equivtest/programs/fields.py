@@ -1,4 +1,4 @@
-"""The parts of a `ModuleCase`: the arguments of a program, its world, its training, and the judged tensors.
+"""The parts of a `ModuleCase`, which are `Arguments`, `World`, `Training` and `Judge`.
 
 The code of a case shows the fields of the parts like the case's own fields, as in ModuleCase(world_size=2,
 optimizer='my.training:sgd').

@@ -1,4 +1,4 @@
-"""Groups of arguments of `equivtest.program`: the training of a program, its world, and how it is judged."""
+"""Groups of arguments of `equivtest.program`, which are `Training`, `World` and `Judge`."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def mask(shape: Sequence[int | str], *, hides: bool = False, dtype: str = "bool"
         shape: Numbers and names of sizes. Ranks divide the size 'batch'.
         hides: If True, the mask's value True hides an element, as in key_padding_mask of torch's attention. If False,
             the mask's value True keeps an element.
-        dtype: The mask's dtype: 'bool', or 'int64' for a mask of ones and zeros.
+        dtype: The mask's dtype. It is 'bool', or 'int64' for a mask of ones and zeros.
     """
     words = ["hides"] * hides + ["int64"] * (dtype == "int64")
     require(dtype in ("bool", "int64"), f"a mask is of dtype bool or int64, got {dtype!r}")

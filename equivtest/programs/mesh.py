@@ -25,7 +25,7 @@ class MeshCase(Case):
 
     @property
     def num_parts(self) -> int:
-        """Number of parts into which the ranks divide a batch: the size of the batch's axis."""
+        """Number of parts into which the ranks divide a batch. It is the size of the batch's axis."""
         return self.mesh_shape[self.world.batch_place]
 
     @property

@@ -76,12 +76,13 @@ def program(
         positional: Names of the inputs that are passed by position, in order. All other inputs are passed by name.
         batch: How the ranks divide the batch. If 'whole', the parallel module takes the whole batch and returns the
             whole output on every rank. If 'mean of parts', each rank has different rows, and gradients are averaged
-            over the ranks. If 'sum of parts', each rank has different rows, and gradients are added up. 'parts of the
-            whole' is for a program with a step: each rank has different rows, and the gradients, the numbers that the
-            step reports and the updates equal those of the unsharded module on the whole batch. If None, the ranks
-            determine the value once, before any case. If `parallelize` applies DistributedDataParallel, fully_shard or
-            a similar wrapper, the value is 'mean of parts', or 'parts of the whole' with a step. Otherwise the value is
-            'whole'. If a rank raises, hangs or dies meanwhile, the property raises Misuse.
+            over the ranks. If 'sum of parts', each rank has different rows, and gradients are added up. If 'parts of
+            the whole', the program has a step, and each rank has different rows. The gradients, the updates and the
+            numbers that the step reports equal the unsharded module's gradients, updates and numbers on the whole
+            batch. If None, the ranks determine the value once, before any case. If `parallelize` applies
+            DistributedDataParallel, fully_shard or a similar wrapper, the value is 'mean of parts', or 'parts of the
+            whole' with a step. Otherwise the value is 'whole'. If a rank raises, hangs or dies meanwhile, the property
+            raises Misuse.
         options: Values of keyword arguments of `build` and `parallelize`, such as {'bias': (True, False)}. The values
             are plain JSON values, the simplest first. Each value is drawn, and failures shrink to the first value. The
             printed case has the arguments, so that you can run the case again.

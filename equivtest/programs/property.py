@@ -68,7 +68,7 @@ class Variant(NamedTuple):
 
     @property
     def rows(self) -> str:
-        """The `batch` of the cases, one of BATCHES. It is WHOLE until the ranks have decided it."""
+        """The `batch` of the cases, one of BATCHES. It is WHOLE until the ranks have decided."""
         return self.batch or WHOLE
 
 

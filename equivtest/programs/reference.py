@@ -311,7 +311,7 @@ def _alone(function: Callable[[], object], part: str) -> nn.Module | None:
 
 
 def with_parameters(module: nn.Module, given: Mapping[str, torch.Tensor]) -> nn.Module:
-    """Replaces the module's parameters by those in `given`, by name.
+    """Replaces each parameter of the module by the tensor in `given` with the parameter's name.
 
     Frozen parameters stay frozen, and tied parameters stay tied.
     """

@@ -26,7 +26,7 @@ def outputs_have_rows(batch: Sized, others: tuple[Sized, ...], *, is_divided: bo
     The function runs the module on batches of other sizes and compares the shapes.
 
     Args:
-        batch: (number of rows, the module on a batch with that number of rows).
+        batch: (number of rows, `Program` on a batch with that number of rows).
         others: The same for other batches, to compare with `batch`. Only the first few batches that the module takes
             are run.
         is_divided: True if ranks have different rows, so that the result matters.

@@ -226,7 +226,7 @@ def check(settings: Settings) -> None:
     The function tries the imports, the backend, the device, the lists of known failures and the folder of the report.
 
     Raises:
-        Misuse, BrokenSetup: one of these does not work. The message is one line.
+        Misuse, BrokenSetup: something does not work. The message is one line.
     """
     _check_starter(settings)
     if settings.listen is not None:

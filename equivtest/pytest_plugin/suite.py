@@ -96,10 +96,10 @@ def shipped() -> Mapping[str, Property]:
 def coverage_lines(profile_name: str, names: Collection[str] = ()) -> list[str]:
     """Returns a table that shows how many combinations of values the cases of each shipped property cover.
 
-    The cases are those of a profile. No case runs. If `names` is empty, the table has all properties.
+    The cases are the cases of one profile. No case runs. If `names` is empty, the table has all properties.
 
     Raises:
-        Misuse: there is no such profile, or no property of these names draws from tables.
+        Misuse: there is no such profile, or no property in `names` draws from tables.
     """
     from equivtest.search.coverage import planned_coverage
     from equivtest.search.known import SHIPPED, KnownFailures

@@ -43,7 +43,7 @@ _WAY_OUT = "use start='spawn', which starts a new interpreter for each rank, or 
 def main(fd: int, parent: int, start: str, imports: Sequence[str], preload: Sequence[str], reason: str = "") -> None:
     """Runs the server, which forks ranks until the parent closes the connection.
 
-    Then the ranks and this process end.
+    When the parent has closed the connection, the ranks and this process end.
 
     Args:
         fd: Stream socket to the parent.

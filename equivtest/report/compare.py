@@ -177,7 +177,7 @@ def compare(old: Run, new: Run, causes: Collection[str] = CAUSES["worse"]) -> Co
 
 
 def _in_tests(old: Run, new: Run, sides: tuple[_Side, _Side]) -> Iterator[Change]:
-    """Yields a change if the number of failed tests differs, or if other tests than claims fail for a new cause.
+    """Yields a change if the number of failed tests differs, or if tests that are no claims fail for a new cause.
 
     A test may fail although no claim fails. The cause is a fault of the backend, a known failure that no longer fails,
     or a required cell without a conclusion. A new cause is a change even if equally many claims no longer fail.

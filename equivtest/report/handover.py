@@ -29,12 +29,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             `refused` has 'dtype:function' of each collective that the backend refused.
         declined: The reason why the program does not support the case. None if the program supports the case.
         verdicts: Claim -> kind of its verdict.
-        margins, tensor_margins: Largest error divided by the allowed error, by claim and by tensor.
+        margins, tensor_margins: `margins` is claim -> margin, and `tensor_margins` is tensor -> margin. A margin is the
+            largest error divided by the allowed error.
         known: Claim -> reason of the known failure. The reason begins with TORCHS if gloo on the CPU fails too.
         parts: Boundary tensor of a submodule -> its margin (error / allowed error), or None if there is no conclusion.
         begins: The first wrong tensor of `parts`, or ''.
-        factors: Tensor -> factor between the ranks' gradient and the unsharded one. Only a program whose backward
-            applies such a factor, and that divides the factor out again later, has entries.
+        factors: Tensor -> factor between the ranks' gradient and the unsharded gradient. There are entries only if the
+            program's backward applies such a factor and the program divides the factor out again later.
     """
 
     schema: int

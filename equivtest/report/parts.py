@@ -51,7 +51,7 @@ class Cell:
 
 @dataclass
 class PartTree:
-    """The tree of submodules: path -> (forward cell, backward cell).
+    """The tree of submodules, as path -> (forward cell, backward cell).
 
     A path is the submodule's name, split at its dots. A last part that begins with ':' stands for the submodule's
     inputs, or for a function of torch that it calls.

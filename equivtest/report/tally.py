@@ -55,8 +55,8 @@ class Tally:
             as the claim on collectives, it need not have verdicts in every cell.
         margins: (tensor, dtype) -> margins of the draws judged by a bound.
         parts: Conclusions on each submodule of modules that are judged by parts.
-        factors: Tensor -> factor between the ranks' gradient and the unsharded one, which the program's backward
-            applies and divides out again later.
+        factors: Tensor -> factor between the ranks' gradient and the unsharded gradient. The program's backward applies
+            the factor, and the program divides the factor out again later.
         reasons: Claim -> reason of a known failure -> number of verdicts.
         torchs: (claim, reason) -> cases, as code, that fail on gloo and the CPU too -> number of draws.
         lacking: (cell, reason, 'dtype:function' of each refused collective) -> number of verdicts that stay open for
@@ -263,7 +263,7 @@ class Tally:
         return Counter({key: count for key, count in self.lacking.items() if not is_allowed(key[2], allowed)})
 
     def holes(self, dtypes: Iterable[str], allowed: Collection[str] = ()) -> list[str]:
-        """Returns one line for each required cell without a verdict, or with more open verdicts than conclusive ones.
+        """Returns one line for each required cell without a verdict, or with more open than conclusive verdicts.
 
         There is also a line for each claim that is mostly open in a cell on one family of modes, even if other claims,
         or other modes, have conclusions in the cell. Verdicts that are open because of something that the backend is
@@ -315,7 +315,7 @@ def family_of(mode: str) -> str:
 
 
 def describe(counts: Mapping[str, int]) -> str:
-    """Returns the counts as text, the most frequent first: '12 holds, 3 inconclusive'."""
+    """Returns the counts as text, the most frequent first, such as '12 holds, 3 inconclusive'."""
     ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     return ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in ordered if count)
 

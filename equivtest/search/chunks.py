@@ -98,7 +98,7 @@ def seed_of(prop: Property, chunk: Chunk) -> int:
 
 
 def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
-    """Returns the chunk's cases, each case once. These are cases of the covering array, or random cases.
+    """Returns the chunk's cases without duplicates. These are cases of the covering array, or random cases.
 
     Chunk 0 begins with examples of the property, and ends with a case of each aspect, such as 'uneven', that its other
     cases lack. A part of an enumeration has only the cases that the enumeration lists.

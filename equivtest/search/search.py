@@ -236,7 +236,7 @@ class Searching:
             yield case
 
     def explained(self, smallest: Verdict) -> Verdict:
-        """Returns the smallest failure with two additions: its history, and a line on the first failure that was found.
+        """Returns the smallest failure, with its history and with a line on the first failure that was found.
 
         The line is left out if both failures concern the same tensor. The history says whether the case fails alone in
         new ranks.

@@ -50,7 +50,7 @@ def heads_divided(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def divide(block: AttentionBlock, mesh: DeviceMesh) -> None:
-    """Adds the attributes of a divided block: its group, this rank's features, and hooks on gradients."""
+    """Adds the attributes of a divided block, which are its group, this rank's features, and hooks on gradients."""
     group, num_features = mesh.get_group(), block.out.in_features
     each = -(-num_features // HEAD_FEATURES // mesh.size()) * HEAD_FEATURES
     start = min(each * mesh.get_local_rank(), num_features)

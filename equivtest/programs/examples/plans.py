@@ -104,7 +104,7 @@ def fully_sharded_by_layers(block: nn.Module, mesh: DeviceMesh, *, reshard_after
 
 
 def divided_by_two(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Shards by FSDP2 with a divide factor of 2, which a hook turns into the average of all ranks.
+    """Applies FSDP2 with a divide factor of 2. A hook turns the result into the average of all ranks.
 
     On one rank, torch halves the gradients twice. See finding 75.
     """

@@ -26,7 +26,7 @@ from equivtest.programs.examples.mixture_plan import local
 
 
 class Clipped:
-    """One step of training: forward, backward, clipping, update.
+    """One step of training, which consists of forward, backward, clipping and update.
 
     Attributes:
         norm_type: Type of the norm: 1, 2 or math.inf.

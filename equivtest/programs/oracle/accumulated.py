@@ -39,8 +39,8 @@ def expect_accumulated(micro_batches: Sequence[MicroBatch]) -> Expected:
     """Returns the right value of every tensor of all micro-batches, under the names that `at_micro_batch` makes.
 
     A parameter has one gradient. For each micro-batch, the gradients of the parts of the batch are added up or
-    averaged, and the results are added up over all micro-batches. The bound of this sum allows any order of additions,
-    such as over the micro-batches first or over the ranks first.
+    averaged, and the results are added up over all micro-batches. The bound of this sum allows any order of additions.
+    A program may add over the micro-batches first, or over the ranks first.
     """
 
     def held(name: str, shape: tuple[int, ...]) -> torch.Tensor | None:

@@ -83,8 +83,8 @@ def multiple_of(
 
     The result is None if there is no such factor.
 
-    Factors of boundaries nearer to the loss are tried first. If the bound is too wide to estimate another factor, only
-    these factors are tried.
+    The factors in `known` are tried first. If the bound is too wide to estimate another factor, no other factor is
+    tried.
 
     Args:
         held: Function that assembles the ranks' values at a boundary.

@@ -49,9 +49,9 @@ class Forced(Boundaries):
 
     Args:
         held: Function that assembles the ranks' value at a boundary.
-        past_open: True to continue from the ranks' value even at a boundary with too wide a bound, if its layout is
-            known without looking at values (`Whole.is_told`). Then all later boundaries are judged, and only this
-            boundary has no conclusion.
+        past_open: If True, the run continues from the ranks' value even at a boundary with too wide a bound, if the
+            layout is known without looking at values (`Whole.is_told`). Then all later boundaries are judged, and only
+            this boundary has no conclusion.
         takes_factors: True if a gradient may be the right gradient multiplied by a constant factor. The run then
             divides the ranks' gradient by the factor, and continues from the quotient.
         owes_parts: False if the parts need not return right values, as in a step that runs the module in its own way.
@@ -159,7 +159,7 @@ class Forced(Boundaries):
             return None if held is None else held.wrapped()
 
     def _judged(self, name: str, computed: torch.Tensor) -> Parts | None:
-        """Judges the ranks' value.
+        """Judges the ranks' value of the tensor `name`.
 
         The result is the ranks' value if the run continues from it, and None if the run keeps its own value.
         """

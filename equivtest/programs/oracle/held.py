@@ -47,7 +47,7 @@ class Whole(NamedTuple):
     Attributes:
         value: The values of the tensor, in the ranks' dtype. If the value is a sum of operands, it is in float64.
         spread: A float64 tensor. For each element, it has the largest distance between `value` and a replica on another
-            rank, or another slice that fits. None if all distances are 0.
+            rank, or between `value` and another slice that fits. None if all distances are 0.
         magnitude: Sum of the operands' absolute values, if `value` is a sum of operands. Otherwise None.
         layout: The layout of the ranks' tensors. None if no layout describes them, for example if the slices of a dim
             are in any order.

@@ -34,8 +34,8 @@ class Ran(NamedTuple):
 
     Attributes:
         rows, stacks: Results of `run_parts`.
-        counted: The mode that counted the roundings. If further operations run in this mode, such as the sum of
-            `stacks` over the parts of the batch, they count as computed by all ranks together.
+        counted: The mode that counted the roundings. Further operations may run in this mode, such as the sum of
+            `stacks` over the parts of the batch. Such operations count as computed by all ranks together.
         runs: The run of each part of the batch, with the right values at its boundaries.
     """
 

@@ -14,7 +14,9 @@ from equivtest.programs.boundaries import Capture, answers_of
 
 
 class CapturedForwards(Capture):
-    """Keeps this rank's tensors of several forwards and their backwards, each on different rows of the batch.
+    """Keeps this rank's tensors of several forwards and their backwards.
+
+    Each forward runs on different rows of the batch.
 
     A forward without gradients, such as one that warms up, belongs to no micro-batch.
     """

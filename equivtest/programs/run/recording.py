@@ -178,7 +178,7 @@ class WholeMet:
 
 
 class _Same(torch.autograd.Function):
-    """Returns the tensor itself, which is neither a copy nor a view.
+    """Returns the tensor itself, and neither a copy nor a view.
 
     FSDP2 warns of views, and some operations in place refuse views.
     """

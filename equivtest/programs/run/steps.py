@@ -29,7 +29,7 @@ def run_steps(case: ModuleCase, parallel: nn.Module, given: Given, once: Once, h
     """Runs every step of a case on this rank, and returns the rank's tensors.
 
     Args:
-        once: Function that runs one forward and backward, or your step function, on the inputs of one step.
+        once: Function that takes the inputs of one step. It runs one forward and backward, or calls your step function.
         held: Function that returns the parameters and gradients that this rank has at the time of the call.
     """
     optimizer = called_optimizer(case.training.optimizer, parallel) if case.training.optimizer else None

@@ -122,7 +122,7 @@ def _read(words: torch.Tensor, held: torch.Tensor, name: str, who: str) -> torch
         held: Values of the local tensor in all runs, stacked along dim 0.
 
     Raises:
-        Misuse: some elements belong to no parameter and are not the same in all runs.
+        Misuse: some elements belong to no parameter and differ between runs.
     """
     keys, order = _keys(words).sort()
     numbers = order[torch.searchsorted(keys, _keys(held)).clamp(max=len(keys) - 1)]

@@ -67,7 +67,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Tells a slot that the hub rejects it, with the reason."""
+    """Tells a slot that the hub rejects it, and why."""
 
     reason: str
 
@@ -135,7 +135,7 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
 
 
 class NotForked(msgspec.Struct, frozen=True, tag=True):
-    """Reports that a slot could not fork a rank, with the reason."""
+    """Reports that a slot could not fork a rank, and why."""
 
     token: str
     reason: str
@@ -233,7 +233,7 @@ class Rank(msgspec.Struct, frozen=True, tag=True):
 
 
 class NoWorld(msgspec.Struct, frozen=True, tag=True):
-    """Tells a pool that the hub cannot provide the requested ranks, with the reason.
+    """Tells a pool that the hub cannot provide the requested ranks, and why.
 
     Attributes:
         kind: 'misuse', 'broken' or 'lost'. After 'lost' the pool may try again.

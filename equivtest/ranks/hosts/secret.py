@@ -95,5 +95,8 @@ def introducing(secret: bytes) -> Exchange:
 
 
 def _proof(secret: bytes, role: bytes, listens: bytes, connects: bytes) -> bytes:
-    """Returns the proof of one side, a keyed digest of both sides' challenges and of `role`, the name of that side."""
+    """Returns the proof of one side.
+
+    The proof is a keyed digest of both sides' challenges and of `role`, the name of that side.
+    """
     return hmac.digest(secret, b"\0".join((_GREETING, role, listens, connects)), "sha256")

@@ -358,7 +358,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _by_use(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Splits an operator's arguments into two lists: those to which the operator writes, and all others.
+    """Splits an operator's arguments into two lists, the arguments to which the operator writes and all others.
 
     Both lists have the order of the operator's schema.
     """

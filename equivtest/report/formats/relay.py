@@ -57,7 +57,10 @@ def _detail(result: Result) -> dict[str, str]:
 
 
 def verdict_on(run: Run, failed: Sequence[Result]) -> dict[str, Any]:
-    """Returns the relay's triage verdict, with the cause of the failing claims, its confidence, and the evidence."""
+    """Returns the relay's triage verdict.
+
+    The verdict has the cause of the failing claims, the confidence in this cause, and the evidence.
+    """
     failures = [failure for result in failed for failure in result.failures]
     category, confidence = _blame(run, failures)
     names = ", ".join(dict.fromkeys(result.name for result in failed))
