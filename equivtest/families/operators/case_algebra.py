@@ -32,7 +32,7 @@ def _square(shape: Shape) -> Shape:
 
 
 def _alone(shape: Shape) -> Signatures:
-    """Returns one signature with one operand, which has square matrices as wide as the shape's last dim.
+    """Returns one signature. Its only operand has square matrices, which are as wide as the shape's last dim.
 
     For example the shape (2, 4, 3) gives two matrices of shape (3, 3).
     """
@@ -92,7 +92,10 @@ def _reduced_rows(shape: Shape) -> Signatures:
 
 
 def _diagonals(shape: Shape) -> Signatures:
-    """Returns signatures of `diagonal_scatter`, with a matrix and new values for its diagonal or the diagonal above."""
+    """Returns signatures of `diagonal_scatter`, with a matrix and new values for one of its diagonals.
+
+    This is the main diagonal or the diagonal above it.
+    """
     found = []
     for offset in (0, 1):
         size = min(shape[-2], shape[-1] - offset)

@@ -153,7 +153,7 @@ def same_mask(shape: Shape) -> Signatures:
 
 
 def smaller_beside(shape: Shape) -> Signatures:
-    """Returns signatures with two operands: one of the shape, and one that broadcasts to the shape."""
+    """Returns signatures with two operands. One has the shape, and the other broadcasts to the shape."""
     return pairs()(shape)[: 2 * len(shape) + 1]
 
 
@@ -189,7 +189,7 @@ def uneven_splits(shape: Shape) -> list[Arguments]:
 
 
 def selected_beside(shape: Shape) -> Signatures:
-    """Returns signatures of `select_scatter`, which writes the second operand into one row of the first."""
+    """Returns signatures of `select_scatter`, which writes the second operand into one row of the first operand."""
     fronts = [(dim, dim % len(shape)) for dim in dims_of(shape)]
     return tuple(
         Signature((shape, (*shape[:front], *shape[front + 1 :])), (("dim", dim), ("index", index)))
@@ -199,7 +199,7 @@ def selected_beside(shape: Shape) -> Signatures:
 
 
 def sliced_beside(shape: Shape) -> Signatures:
-    """Returns signatures of `slice_scatter`, which writes the second operand into the first from row 1 on."""
+    """Returns signatures of `slice_scatter`, which writes the second operand into the first operand, from row 1 on."""
     fronts = [(dim, dim % len(shape)) for dim in dims_of(shape) if shape[dim] > 1]
     return tuple(
         Signature((shape, (*shape[:front], shape[front] - 1, *shape[front + 1 :])), (("dim", dim), ("start", 1)))

@@ -1,4 +1,6 @@
-"""Lists the operators that autograd calls in the backward, with a cotangent and a tensor of the same shape.
+"""Lists the operators that autograd calls in the backward.
+
+Their operands are a cotangent and a tensor of the same shape.
 
 Autograd often passes the result of the forward as that tensor, and the result of an operator that is not linear is
 never partial. A program that calls such an operator itself may pass any DTensor.

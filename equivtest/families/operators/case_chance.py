@@ -1,4 +1,4 @@
-"""Lists operators that draw at random or leave memory unwritten, with calls for which only one result is right.
+"""Lists operators that draw at random or leave memory unwritten. Only one result of each listed call is right.
 
 Such calls have, for example, the probabilities 0 and 1, distributions of zero width, or histograms with one bin for all
 drawn numbers.

@@ -38,7 +38,10 @@ Form = Callable[[Shape], Signatures]
 
 
 def each(**arguments: Argument) -> Form:
-    """Returns a form with one signature per shape, which has one operand of the shape and the arguments `arguments`."""
+    """Returns a form with one signature per shape.
+
+    The only operand has the shape, and the call has the given arguments.
+    """
     return lambda shape: (Signature((shape,), tuple(arguments.items())),)
 
 
@@ -74,7 +77,7 @@ def triples(**arguments: Argument) -> Form:
 
 
 def numbers(name: str, *values: Argument, **arguments: Argument) -> Form:
-    """Returns a form with one signature for each of `values`, which is the value of the argument `name`.
+    """Returns a form with one signature for each of `values`. The argument `name` has this value.
 
     The only operand has the shape for which the form is called.
     """
@@ -87,9 +90,9 @@ def dims_of(shape: Shape) -> tuple[int, ...]:
 
 
 def along(**arguments: Argument) -> Form:
-    """Returns a form with signatures for each dim of the shape, which is the value of the argument `dim`.
+    """Returns a form with two signatures for each dim of the shape. The argument `dim` is this dim.
 
-    The only operand has the shape. One signature counts the dim from the front, and another signature counts it from
+    The only operand has the shape. One signature counts the dim from the front, and the other signature counts it from
     the end.
     """
     return lambda shape: tuple(Signature((shape,), (("dim", dim), *arguments.items())) for dim in dims_of(shape))

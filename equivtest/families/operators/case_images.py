@@ -1,4 +1,4 @@
-"""Operators on images and volumes, and normalization operators."""
+"""Lists operators on images and volumes, and operators that normalize."""
 
 from __future__ import annotations
 

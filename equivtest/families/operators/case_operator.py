@@ -1,4 +1,4 @@
-"""Defines `Operator`, an entry of the table of operators, with the operator's call, operands and way of judgement."""
+"""Defines `Operator`, an entry of the table of operators. It says how an operator is called and how it is judged."""
 
 from __future__ import annotations
 

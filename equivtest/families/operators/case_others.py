@@ -1,4 +1,4 @@
-"""Operators on integers and bools, and operators that copy, work in place, or make a tensor like another tensor."""
+"""Lists operators on integers and bools. Other listed operators copy, work in place, or make a tensor like another."""
 
 from __future__ import annotations
 

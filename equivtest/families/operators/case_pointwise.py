@@ -1,4 +1,4 @@
-"""Elementwise operators of one or several operands."""
+"""Lists elementwise operators of one or several operands."""
 
 from __future__ import annotations
 

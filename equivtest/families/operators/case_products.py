@@ -1,4 +1,4 @@
-"""Matrix products and convolutions."""
+"""Lists matrix products and convolutions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that reduce, accumulate or normalize along dims."""
+"""Lists operators that reduce, accumulate or normalize along dims."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def name_of(operator: str, way: str) -> str:
 
 
 def function_of(operator: str) -> Callable[..., Any] | None:
-    """Returns torch's function, or method of tensors, with this name; None if torch has neither."""
+    """Returns the function of torch, or the method of tensors, with this name. Returns None if torch has neither."""
     found: Any = torch
     for part in operator.removeprefix("torch.").split("."):
         found = getattr(found, part, None)
@@ -75,7 +75,7 @@ def run_form(name: str, call: str, operands: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def way_of(name: str) -> str:
-    """Returns the way of calling that a name in the table ends with: `way_of("add in place") -> "in place"`.
+    """Returns the way of calling with which a name in the table ends: `way_of("add in place") -> "in place"`.
 
     Returns '' for an operator that is called as a function.
     """
@@ -83,7 +83,7 @@ def way_of(name: str) -> str:
 
 
 def _arguments(call: str, operands: tuple[Any, ...]) -> tuple[list[Any], dict[str, Any]]:
-    """Evaluates the text of an argument list; returns its positional arguments and its keyword arguments.
+    """Evaluates the text of an argument list. Returns (positional arguments, keyword arguments).
 
     In "x0, 2, dim=x1" the names x0 and x1 stand for the operands.
     """

@@ -1,4 +1,4 @@
-"""Special functions, and other elementwise operators of torch's own list."""
+"""Lists special functions, and other elementwise operators of torch's own list."""
 
 from __future__ import annotations
 
@@ -30,12 +30,15 @@ _OF_ONE: tuple[tuple[str, Call, str], ...] = (
 
 
 def _complex(shape: Shape) -> Signatures:
-    """Returns one signature with one operand of shape (*shape, 2): real and imaginary parts of complex numbers."""
+    """Returns one signature.
+
+    Its only operand has the shape (*shape, 2), with real and imaginary parts of complex numbers.
+    """
     return (Signature(((*shape, 2),)),)
 
 
 def _equal(x: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Calls `torch.equal` on x and a copy of x, then on x and `other`; returns both results, as the numbers 0 or 1."""
+    """Calls `torch.equal` on x and a copy of x, and then on x and `other`. Returns each result as the number 0 or 1."""
     return tuple(x.new_full((1, 1), float(torch.equal(x, one))) for one in (x.mul(1), other))
 
 

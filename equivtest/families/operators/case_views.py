@@ -1,4 +1,4 @@
-"""Operators that view, move, join, pick or sort elements."""
+"""Lists operators that view, move, join, pick or sort elements."""
 
 from __future__ import annotations
 

@@ -66,12 +66,15 @@ def is_divided(case: OperatorCase) -> bool:
 
 
 def reduced_by(case: OperatorCase) -> str:
-    """Returns the reduction by which the first operand is partial, such as 'sum'; '' if it is not partial."""
+    """Returns the reduction by which the first operand is partial, such as 'sum'.
+
+    Returns '' if the operand is not partial.
+    """
     return case.reduction(0)[0]
 
 
 def is_divided_too(case: OperatorCase) -> bool:
-    """True if the first operand is sharded along one mesh axis and partial along the other axis."""
+    """True if the first operand is sharded along one mesh axis, and partial along the other mesh axis."""
     return bool(reduced_by(case)) and is_divided(case)
 
 
@@ -93,7 +96,7 @@ def leaves_nothing_to_reduce(case: OperatorCase) -> bool:
 
 
 def gathers_in_front_of(case: OperatorCase) -> bool:
-    """True if `dim` is negative, the first operand is sharded along that dim, and the dim is the operand's first.
+    """True if `dim` is negative, names the first dim of the first operand, and the operand is sharded along this dim.
 
     Also True if `dim` is -1, the operand is sharded along its last dim, and some rank's shard has size 1 along dim 0.
     Always False on one rank.
@@ -154,7 +157,10 @@ def compares_beyond_dims(case: OperatorCase) -> bool:
 
 
 def squeezes_a_row(case: OperatorCase) -> bool:
-    """True if a vector is multiplied by a matrix, and the vector is partial or the matrix has no shards of dim 1."""
+    """True if a vector is multiplied by a matrix, and one of two conditions holds.
+
+    The first condition is that the vector is partial. The second is that the matrix has no shards of dim 1.
+    """
     if [len(shape) for shape in case.operands] != [1, 2]:
         return False
     is_partial = bool(case.reduction(0)[0]) and math.prod(case.mesh_shape) > 1
@@ -203,7 +209,7 @@ def selects_other_rows(case: OperatorCase) -> bool:
 
 
 def keeps_placements(case: OperatorCase) -> bool:
-    """True if `squeeze` removes a dim, and if neither the first removed dim nor a later dim is sharded."""
+    """True if `squeeze` removes a dim, and no dim from the first removed dim on is sharded."""
     shape, dim = case.operands[0], case.dim
     dims = (dim % len(shape),) if isinstance(dim, int) and shape else range(len(shape))
     gone = [each for each in dims if shape[each] == 1]
@@ -212,7 +218,10 @@ def keeps_placements(case: OperatorCase) -> bool:
 
 
 def call(case: OperatorCase) -> str:
-    """Returns the text of the argument list if the call is from torch's own list of samples; '' if it is not."""
+    """Returns the text of the argument list if the call is from torch's own list of samples.
+
+    Returns '' for any other call.
+    """
     text = dict(case.arguments).get("call", "")
     assert isinstance(text, str)
     return text

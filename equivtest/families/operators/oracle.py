@@ -200,9 +200,9 @@ def _knows_operands(case: OperatorCase, index: int) -> bool:
 
 
 def _best(case: OperatorCase, given: Tensors, index: int) -> tuple[Founds, str]:
-    """Returns (results, ''), if the results are proved exact or have bounds.
+    """Returns (results, '') if the results are proved exact or have bounds.
 
-    Returns ({}, reasons) if the results can neither be proved exact nor bounded.
+    Returns ({}, reasons) if the results are neither proved exact nor bounded.
     """
     mode, reasons = case.values[index][0], list[str]()
     if mode == EXACT_MODE:
@@ -244,7 +244,7 @@ def _followed(way: Callable[[], Founds]) -> Founds | str:
 
 
 def _run(case: OperatorCase, operands: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]) -> Tensors:
-    """Calls the operator on whole operands and runs its backward; returns results and gradients by name."""
+    """Calls the operator on whole operands and runs its backward. Returns results and gradients by name."""
     leaves = [operand.requires_grad_(number in case.graded()) for number, operand in enumerate(operands)]
     results = case.call(tuple(leaves))
     found = {f"output.{number}": result.detach() for number, result in enumerate(results)}
@@ -285,7 +285,7 @@ def _reduced(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int)
 
 
 def _proved(case: OperatorCase, given: Tensors) -> Founds:
-    """Returns results and gradients, if the certificate proves all of them exact in the dtype with the fewest bits.
+    """Returns results and gradients. The certificate proves all of them exact, in the dtype with the fewest bits.
 
     DTensor may divide a replicated tensor by the number of ranks before it adds that tensor to a partial tensor
     (2.13.0). The proof leaves bits for this division.
@@ -354,7 +354,7 @@ def _bounded(case: OperatorCase, given: Tensors, mode: str, counted: RunningErro
 
 
 def _exactly_reduced(case: OperatorCase, given: Tensors, number: int) -> torch.Tensor:
-    """Returns operand `number` with error zero and, as its magnitude, the sum of the magnitudes of its terms."""
+    """Returns operand `number` with an error of 0. Its magnitude is the sum of the magnitudes of its terms."""
     from equivtest.oracle.ranged import Parts
 
     whole = _reduced(case, given, number)

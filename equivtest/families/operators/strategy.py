@@ -101,7 +101,7 @@ def sizes_of(world_size: int) -> Shape:
 
 @cache
 def taken_in(dtype: str, operators: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the operators that can be judged in the dtype; returns all operators if no operator can."""
+    """Returns the operators that can be judged in the dtype. If no operator can, returns all operators."""
     return tuple(name for name in operators if dtype in REAL_DTYPES or not OPERATORS[name].rounds) or operators
 
 
@@ -204,7 +204,10 @@ def _beside_matrices(columns: Placements, matrices: Placements, *, may_divide: b
 
 
 def _leaves_nothing(shape: Shape, world_size: int) -> bool:
-    """True if some rank gets an empty shard when one of the first two dims is sharded, over all ranks or over two."""
+    """True if some rank gets an empty shard when one of the first two dims is sharded.
+
+    The dim is sharded over all ranks, or over two ranks.
+    """
     return any(-(-size // ranks) * (ranks - 1) >= size for size in shape[:2] for ranks in {world_size, 2} if ranks > 1)
 
 
@@ -258,7 +261,7 @@ def _simplest(name: str) -> Signatures:
 
 
 def _first_taken(names: Sequence[str]) -> tuple[str, Signatures]:
-    """Returns the name of the first of these operators that the installed torch accepts, and its signatures.
+    """Returns (name, signatures) of the first of these operators that the installed torch accepts.
 
     Raises:
         Misuse: torch accepts none of the operators.
@@ -290,7 +293,10 @@ def _pick_placements(draw: DrawFn, name: str, shape: Shape, num_axes: int, kind:
 
 
 def _as_the_first(placements: tuple[tuple[str, ...], ...], number: int, shape: Shape, kind: str) -> tuple[str, ...]:
-    """Returns the first operand's placements if operand `number` may have them; if not, returns its own placements."""
+    """Returns the first operand's placements if operand `number` may have these placements.
+
+    Otherwise returns the operand's own placements.
+    """
     may_have = placements[0] in placements_of(len(shape), kind, len(placements[0]))
     return placements[0] if may_have else placements[number]
 
@@ -333,7 +339,7 @@ def _pick_cotangents(draw: DrawFn, shapes: list[Shape], num_axes: int) -> tuple[
 
 
 def _pick_some(draw: DrawFn, name: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
-    """Draws a subset of `numbers`: mostly all numbers, sometimes one or none."""
+    """Draws a subset of `numbers`. Most draws have all numbers, and some draws have one number or none."""
     drawn = pick(draw, name, (-1,) * 5 + (-2, 0, 1, 2))
     return () if drawn == -2 else numbers if drawn == -1 else numbers[drawn : drawn + 1]
 

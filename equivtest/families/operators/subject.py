@@ -49,7 +49,7 @@ _ops/_view_ops.py, redistribute_local_tensor in _redistribute.py, tp_convolution
 
 
 def operators(case: OperatorCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs one call of torch's operator on this rank; returns the results and the gradients that the case requires."""
+    """Runs one call of torch's operator on this rank. Returns the results and the gradients that the case requires."""
     return run_operator(case, mesh, given, call_torch)
 
 

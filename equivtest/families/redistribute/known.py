@@ -22,7 +22,10 @@ def divides_on_every_axis(case: RefusedRedistributeCase) -> bool:
 
 
 def mixes_reductions(case: RedistributeCase) -> bool:
-    """True if on some axis of several ranks the source and the cotangent are partial with different reductions."""
+    """True if the source and the cotangent are partial on one mesh axis, but with different reductions.
+
+    The axis has several ranks.
+    """
     pairs = zip(case.operand_layout("x").placements, case.cotangent_layout.placements, case.mesh_shape, strict=True)
     return any(
         isinstance(old, Partial) and isinstance(new, Partial) and old != new and num_ranks > 1
@@ -47,9 +50,9 @@ def gradient_gathers_nested_shards_flat(case: RedistributeCase) -> bool:
 
 
 def _is_gathered_flat(case: RedistributeCase, source: Layout, target: Layout) -> bool:
-    """True if torch gathers a dim in one step although two axes shard it in other shards than one axis of all ranks.
+    """True if two axes shard a dim, and torch gathers the dim in one step although the shards do not fit this step.
 
-    The second axis may shard the dim again afterwards.
+    The step assumes the shards of one axis of all ranks. The second axis may shard the dim again afterwards.
     """
     first, second = source.placements[0], source.placements[-1]
     if not case.flattened or not isinstance(first, Shard) or first != second:

@@ -114,7 +114,7 @@ def refused_redistribute_cases(draw: Draw, space: Space) -> RefusedRedistributeC
 
 @cache
 def meshes_of(world_size: int) -> tuple[Shape, ...]:
-    """Returns the meshes from which a case's mesh is drawn: () for one axis, or a pair of sizes for two axes.
+    """Returns the meshes from which a case's mesh is drawn. A mesh is () for one axis, or a pair of sizes for two axes.
 
     Two in three of these meshes are (). Pairs with several ranks on both axes occur more often than other pairs.
     """
@@ -156,10 +156,10 @@ def _shards(shape: Shape) -> tuple[str, ...]:
 
 
 def _nested(placements: list[str]) -> list[str]:
-    """Returns placements to add to the next axis's table: twice the last drawn placement, if this placement is a shard.
+    """Returns placements to add to the table of the next axis.
 
-    With these placements two axes often shard the same dim, and most failures occur in such cases. Returns [] if the
-    last placement is no shard.
+    If the last drawn placement is a shard, the result has this placement twice. Then two axes often shard the same dim,
+    and most failures occur in such cases. If the last placement is no shard, the result is [].
     """
     return placements[-1:] * 2 if placements and placements[-1].startswith("shard") else []
 

@@ -30,7 +30,7 @@ Move = Callable[[RedistributeCase, DTensor], DTensor]
 
 
 def redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Redistributes a DTensor forward, and its cotangent backward; returns the output and the gradient of x."""
+    """Redistributes a DTensor forward, and its cotangent backward. Returns the output and the gradient of x."""
     return run_redistribute(case, mesh, given, move_by_torch)
 
 
@@ -92,7 +92,7 @@ def leave(case: RedistributeCase, x: DTensor, move: Move) -> torch.Tensor:
 
 
 def take_cotangent(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor) -> torch.Tensor:
-    """Returns the cotangent as a DTensor if the output is a DTensor, and as this rank's local tensor if it is not."""
+    """Returns the cotangent as a DTensor if the output is a DTensor. Otherwise returns this rank's local tensor."""
     local = own_operand(given, case.cotangent_layout)
     return local if case.leaves_as_plain_tensor else as_dtensor(case, mesh, local, "cotangent")
 

@@ -18,7 +18,7 @@ Multiply = Callable[[ScaleCase, torch.Tensor], torch.Tensor]
 
 
 def scale(case: ScaleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Multiplies by torch's own product of a DTensor and a number; returns y and the gradient of x."""
+    """Multiplies a DTensor by a number, with torch's own product. Returns y and the gradient of x."""
     return run_scale(case, mesh, given, lambda case, x: x * case.factor)
 
 

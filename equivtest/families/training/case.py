@@ -119,7 +119,7 @@ class PerceptronCase(TrainingCase):
 
     @property
     def num_dims(self) -> int:
-        """Returns the number of dims of an activation, feature dim included."""
+        """Returns the number of dims of an activation, including the feature dim."""
         return len(self.leading) + 1
 
     @property
@@ -129,7 +129,10 @@ class PerceptronCase(TrainingCase):
 
     @property
     def num_averaged(self) -> int:
-        """Returns the number of ranks whose gradients of a parameter are averaged; 1 if gradients are summed."""
+        """Returns the number of ranks over which a parameter's gradient is averaged.
+
+        Returns 1 if gradients are summed.
+        """
         return 1
 
     @property
@@ -208,7 +211,7 @@ class PerceptronCase(TrainingCase):
         return tuple(name for name in self.graded_names(step) if name != "x")
 
     def captured_names(self, step: int = 1) -> tuple[str, ...]:
-        """Returns the names of one step's captured activations, and of the activations' gradients if there are any."""
+        """Returns the names of one step's captured activations, and of their gradients if there are any."""
         values = ("capture.in_proj.input", "capture.in_proj.output", "capture.out_proj.input")
         has_grad = self.hidden_requires_grad and not self.stops_at_hidden(step)
         return (*values, "grad.in_proj.output", "grad.out_proj.input") if has_grad else values

@@ -125,7 +125,10 @@ def placements_named(step: Step) -> tuple[Placement, ...]:
 
 
 def written(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """Copies x, multiplies the step's view of the copy in place by the step's factor, and returns the copy."""
+    """Copies x and multiplies a view of the copy in place. Returns the copy.
+
+    The view and the factor are those of the step.
+    """
     how: dict[str, Any] = dict(step[2])
     factor, copied = how.pop("factor"), x.mul(1)
     (copied.select if "index" in how else copied.transpose)(*how.values()).mul_(factor)

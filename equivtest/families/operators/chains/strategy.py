@@ -134,7 +134,7 @@ def chain_cases(draw: DrawFn, space: Space) -> ChainCase:
 
 
 def _whole_behind_the_first(chain: _Chain, placements: tuple[Placements, ...]) -> tuple[Placements, ...]:
-    """Returns the operands' placements, with 'replicate' for each operand that no step takes as its first input."""
+    """Returns the operands' placements. Operands that no step takes as its first input become replicated."""
     first = {sources[0] for _, sources, _ in chain.steps}
     return tuple(
         texts if f"x{number}" in first else ("replicate",) * len(texts) for number, texts in enumerate(placements)
@@ -142,7 +142,7 @@ def _whole_behind_the_first(chain: _Chain, placements: tuple[Placements, ...]) -
 
 
 def _fitting(context: str, dtype: str, mesh: Shape) -> str:
-    """Returns the context's name; returns '' if the context has no effect with this dtype and mesh."""
+    """Returns the context's name. Returns '' if the context has no effect with this dtype and mesh."""
     is_idle = (context == FLATTENED and not mesh) or (context == AUTOCAST and dtype != "float32")
     return "" if is_idle else context
 
@@ -181,7 +181,10 @@ def _draw_step(draw: DrawFn, chain: _Chain, number: int, mesh: Shape) -> None:
 
 
 def _is_sound(name: str, signature: Signature) -> bool:
-    """True unless the call counts a dim from the end and is one of the calls that findings 40, 51 and 52 are about."""
+    """False if findings 40, 51 or 52 are about the call.
+
+    Such a call counts a dim from the end. True for any other call.
+    """
     dim = dict(signature.arguments).get("dim")
     return name not in ("select", "narrow", "cumsum") or (isinstance(dim, int) and dim >= 0)
 

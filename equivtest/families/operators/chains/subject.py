@@ -50,7 +50,7 @@ def wrapped_implicitly(x: DTensor) -> torch.Tensor:
 
 
 def chains(case: ChainCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs the chain on this rank; returns the first result of each step and the gradients that the case requires."""
+    """Runs the chain on this rank. Returns the first result of each step, and the gradients that the case requires."""
     return run_steps(case, mesh, given, special)
 
 
@@ -117,9 +117,9 @@ def special(step: Step, x: torch.Tensor) -> torch.Tensor:
 
 
 def mapped(step: Step, x: DTensor, gradient: tuple[Placement, ...] | None = None) -> torch.Tensor:
-    """Returns x, redistributed to the step's placements by `local_map`, times the step's factor.
+    """Returns x times the step's factor, by `local_map`.
 
-    `local_map` multiplies each rank's local tensor.
+    `local_map` redistributes x to the step's placements, and then multiplies each rank's local tensor.
     """
     factor, placements = factor_of(step), tuple(placements_of(Layout(placements_named(step))))
     call = local_map(
@@ -145,7 +145,7 @@ class Weighted(nn.Module):
 
 
 def multiplied(step: Step, x: DTensor, divide: Divide = distribute_tensor) -> torch.Tensor:
-    """Returns x times the step's weight, through a module that `distribute_module` makes parallel.
+    """Returns x times the step's weight. A module that `distribute_module` makes parallel multiplies x.
 
     The module shards its weight, redistributes its input to the step's placements, and replicates its output.
     """

@@ -83,5 +83,5 @@ class PreparedCase(RedistributeCase):
 
     @property
     def gradient_layout(self) -> Layout:
-        """Returns the layout of the source; returns a replicated layout if the source is partial."""
+        """Returns the layout of the source. If the source is partial, returns a replicated layout."""
         return without_partial(self.operand_layout("x"))

@@ -25,7 +25,7 @@ from equivtest.layout import parse_placement
 
 
 def prepared_module(case: PreparedCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs nn.Identity with its input, its output or both prepared; returns the output and the gradient of x."""
+    """Runs nn.Identity with its input, its output or both prepared. Returns the output and the gradient of x."""
     return run_prepared(case, mesh, given, plan_of(case))
 
 
@@ -54,7 +54,10 @@ def plan_of(case: PreparedCase) -> ParallelStyle:
 
 
 def run_prepared(case: PreparedCase, mesh: DeviceMesh, given: Given, plan: ParallelStyle) -> Answers:
-    """Runs forward and backward of the module, prepared by `plan`, on this rank; returns output and gradient of x."""
+    """Runs forward and backward of the module on this rank. `plan` prepares the module.
+
+    Returns the output and the gradient of x.
+    """
     x = own_operand(given["x"], case.operand_layout("x"))
     if case.x_is_dtensor:
         x = as_dtensor(case, mesh, x, "x")

@@ -154,5 +154,5 @@ class DataParallelCase(PerceptronCase):
 
     @property
     def shard_kind(self) -> str:
-        """Returns the kind of the worst sharded parameter: 'even', 'uneven' or 'empty'."""
+        """Returns the most uneven kind of shards that any parameter has: 'even', 'uneven' or 'empty'."""
         return self.worst_shard_kind(f"param.{name}" for name in self.parameter_names())

@@ -1,4 +1,4 @@
-"""Defines cases that request a sharding of a parameter which FSDP2's documentation excludes."""
+"""Defines cases that ask FSDP2 for a sharding of a parameter. The documentation of FSDP2 excludes this sharding."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def _pick_data_parallel(
 
 
 def _of_more_elements(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the sizes to change, by name. The new value of each is 2.
+    """Returns the sizes that have to change, by name. The new value of each size is 2.
 
     In bfloat16 at most one size stays 1, because a sum of one element often cancels and is then inconclusive. In other
     dtypes no size is changed.

@@ -137,7 +137,10 @@ class Fsdp2Run(DataParallelRun):
         return sharded
 
     def placement(self, parameter: nn.Parameter) -> Any:
-        """Returns the placement by which a parameter is sharded; None for FSDP2's default, which shards dim 0."""
+        """Returns the placement by which a parameter is sharded.
+
+        Returns None for FSDP2's default, which shards dim 0.
+        """
         return Shard(1) if any(parameter is each for each in self.by_columns) else None
 
     def policy(self) -> MixedPrecisionPolicy:

@@ -82,7 +82,7 @@ class MixedReference(Reference):
         return super().run_step(step, parted, taken)
 
     def taken(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the tensor rounded to `param_dtype`, as float64."""
+        """Returns the tensor after rounding to `param_dtype`. The result is float64."""
         return tensor.to(DTYPES[self.case.param_dtype]).double()
 
     def sums(self, operations: Operations) -> Averages:

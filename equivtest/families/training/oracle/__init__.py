@@ -149,7 +149,7 @@ class Reference:
 
     @property
     def hidden_split(self) -> str:
-        """Returns 'contraction' if a sum over the hidden features is divided among the ranks; '' if it is not."""
+        """Returns 'contraction' if the ranks divide a sum over the hidden features. Returns '' if they do not."""
         return "contraction" if self.case.num_hidden_parts > 1 else ""
 
     def sums(self, operations: Operations) -> Averages | TokenSums:
@@ -167,7 +167,10 @@ class Reference:
         return operations.activation(self.case.activation, before)
 
     def activation_grad(self, operations: Operations, before: torch.Tensor, cotangent: torch.Tensor) -> Found:
-        """Returns the gradient of in_proj's output, `before`; `cotangent` is the gradient of the hidden activation."""
+        """Returns the gradient of `before`, which is in_proj's output.
+
+        `cotangent` is the gradient of the hidden activation.
+        """
         return operations.activation_grad(self.case.activation, before, cotangent)
 
     def clip(self, step: int, operations: Operations, gradients: Mapping[str, Operand]) -> Mapping[str, Operand]:

@@ -147,11 +147,14 @@ class Interval:
         return Interval(self.low + other.low, self.high + other.high)
 
     def larger(self, other: Interval) -> Interval:
-        """Returns, for each element, an interval for the maximum of two numbers, one in each interval."""
+        """Returns an interval for the maximum of two numbers, element by element.
+
+        Each number is in one of the two intervals.
+        """
         return Interval(torch.maximum(self.low, other.low), torch.maximum(self.high, other.high))
 
     def over(self, other: Interval) -> Interval:
-        """Returns the quotient by a positive interval.
+        """Returns the quotient of two intervals. The interval `other` is positive.
 
         The quotient is unbounded for elements for which `other` may contain zero.
         """

@@ -119,7 +119,7 @@ def _draw_step(plan: Plan, mode: str, seed: int, step: int, num_sums: int) -> di
 
 
 def _leaning(rows: torch.Tensor, source: torch.Generator) -> torch.Tensor:
-    """Returns the rows with changed signs: seven in eight elements of each column lie on the same side of zero."""
+    """Returns the rows with changed signs. In each column, seven in eight elements lie on the same side of zero."""
     sides = odd_integers(rows.shape[1:], 1, 1, source)
     kept = torch.randint(4, rows.shape, generator=source, device="cpu") == 0
     return torch.where(kept, rows, rows.abs() * sides)

@@ -112,7 +112,10 @@ def choose_plan(
 
 
 def _thinner(plan: Plan, limit: int) -> Plan:
-    """Returns a plan with fewer nonzero elements; lowers the largest cap on which a sum above `limit` depends."""
+    """Returns a plan with fewer nonzero elements, in which one cap is lower.
+
+    This is the largest of the caps on which a sum above `limit` depends.
+    """
     names = {name for caps, total in plan.sums().items() if total > limit for name in caps.split()}
     name = max(sorted(names), key=lambda name: getattr(plan, name))
     cap = getattr(plan, name)

@@ -15,7 +15,7 @@ def smallest_numel(case: FetchCase) -> int:
 
 
 def fewest_dims(case: FetchCase) -> int:
-    """Returns the smallest number of dims of any parameter."""
+    """Returns the number of dims of the parameter with the fewest dims."""
     return min(len(shape) for shape in case.parameters)
 
 

@@ -69,7 +69,7 @@ class PartitionedParameter:
 
 @dataclass
 class Fetch:
-    """A fetch that has begun; `wait` ends the fetch."""
+    """A fetch that has begun. The method `wait` ends the fetch."""
 
     parameters: Sequence[PartitionedParameter]
     work: dist.Work | None
@@ -98,7 +98,7 @@ def partition(parameter: torch.Tensor, mesh: DeviceMesh, *, padding: float) -> P
 
 
 def release(parameters: Sequence[PartitionedParameter]) -> None:
-    """Drops the whole parameters; the partitions stay."""
+    """Drops the whole parameters. The partitions stay."""
     for parameter in parameters:
         parameter.whole, parameter.status = None, Status.NOT_AVAILABLE
 

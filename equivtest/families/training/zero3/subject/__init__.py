@@ -22,12 +22,12 @@ from equivtest.tensors import DTYPES
 
 
 def zero3_mlp_all_gather(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains the perceptron under ZeRO-3, with one all_gather to fetch a layer; returns the answers by name."""
+    """Trains the perceptron under ZeRO-3. One all_gather fetches a layer. Returns the answers by name."""
     return Zero3Run(case, mesh, given, fetch_by_all_gather).answers()
 
 
 def zero3_mlp_all_reduce(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains the perceptron under ZeRO-3, with one all_reduce of a flat buffer to fetch a layer.
+    """Trains the perceptron under ZeRO-3. One all_reduce of a flat buffer fetches a layer.
 
     Returns the answers of all steps by name.
     """

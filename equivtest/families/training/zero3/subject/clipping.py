@@ -34,7 +34,7 @@ def global_norm(gradients: Sequence[torch.Tensor], norm_type: float, mesh: Devic
 
 
 def scale(gradients: Sequence[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:
-    """Multiplies the gradients in place so that their norm is at most about `max_norm`; never enlarges a gradient."""
+    """Multiplies the gradients in place, so that their norm is at most about `max_norm`. Never enlarges a gradient."""
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
         gradient.mul_(factor)

@@ -77,7 +77,10 @@ class Model:
         return refusal
 
     def refusal(self, operation: Operation) -> str:
-        """Returns the first reason to refuse the operation, in the order of REFUSALS; 'none' if there is no reason."""
+        """Returns the first reason to refuse the operation, in the order of REFUSALS.
+
+        Returns 'none' if there is no reason.
+        """
         verb, named = operation.verb, [self.parameters[index] for index in operation.parameters]
         if verb == "step":
             trained = [parameter for parameter in self.parameters.values() if parameter.gradient is not None]

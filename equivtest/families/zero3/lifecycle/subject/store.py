@@ -53,9 +53,9 @@ class Store:
         self.fetching: list[tuple[tuple[int, ...], Fetch]] = []
 
     def gradient(self, index: int) -> torch.Tensor | None:
-        """Returns this rank's partition of a parameter's gradient; None if the parameter has no gradient.
+        """Returns this rank's partition of a parameter's gradient. Returns None if the parameter has no gradient.
 
-        The gradient is added up since the last step.
+        The gradient is the sum of all gradients since the last step.
         """
         return self.gradients.partitions.get(str(index))
 
@@ -80,7 +80,7 @@ class Store:
                 return
 
     def fetch(self, indices: Sequence[int]) -> None:
-        """Makes the parameters whole by one collective, and waits for it."""
+        """Makes the parameters whole by one collective, and waits for this collective."""
         self.launch(indices)
         self.wait(indices[0])
 
@@ -161,7 +161,7 @@ class Store:
             whole_of(self.parameters[index]).copy_(new)
 
     def write_partition(self, index: int, new: torch.Tensor) -> None:
-        """Writes this rank's partition of a new whole value."""
+        """Writes a new value to this rank's partition. `new` is the new value of the whole parameter."""
         self.parameters[index].partition.copy_(partition(new, self.mesh, padding=self.padding).partition)
 
     def save(self, indices: Sequence[int]) -> None:
