@@ -300,7 +300,7 @@ class ModuleCase(MeshCase):
 
     @property
     def program(self) -> Program:
-        """The unsharded module on the whole batch, or on the first rank's rows if it runs once per rank."""
+        """The unsharded module on the whole batch, or on the first rank's rows if each rank has a separate run."""
         return self.program_of(self.rows[0] if self.is_divided else self.num_rows)
 
     def input_shapes(self) -> dict[str, Shape]:
@@ -312,19 +312,19 @@ class ModuleCase(MeshCase):
         return {name: kind for name, kind, _ in self.arguments.inputs} or {"x": REAL}
 
     def real_names(self) -> tuple[str, ...]:
-        """Names the inputs whose gradients are judged.
+        """Returns the names of the inputs whose gradients are judged.
 
         If your step function runs, there are no such inputs, because the step may scale its loss.
         """
         return () if self.training.step else tuple(name for name, kind in self.kinds().items() if kind == REAL)
 
     def row_names(self) -> tuple[str, ...]:
-        """Names the inputs that have the rows of the batch."""
+        """Returns the names of the inputs that have the rows of the batch."""
         inputs = self.arguments.inputs
         return tuple(name for name, _, shape in inputs if has_rows(shape)) if inputs else ("x",)
 
     def divided_names(self) -> tuple[str, ...]:
-        """Names the inputs whose rows are divided among the ranks."""
+        """Returns the names of the inputs whose rows are divided among the ranks."""
         return self.row_names() if self.has_own_rows else ()
 
     def parameter_names(self) -> tuple[str, ...]:
@@ -342,7 +342,9 @@ class ModuleCase(MeshCase):
         return boundaries_of(self.program) if self.judge.by_parts else {}
 
     def stacked_names(self) -> tuple[str, ...]:
-        """Names the judged tensors that exist separately for each part of a divided batch, without common rows.
+        """Returns the names of the judged tensors that exist separately for each part of a divided batch.
+
+        The tensors of the parts have no common rows.
 
         Examples are buffers, and outputs that are one number. The case describes the tensors of all parts as one
         tensor, stacked along a new first dim. If the batch is not divided, the result is empty.
@@ -430,7 +432,7 @@ class ModuleCase(MeshCase):
         return self._placed(shape, has_rows=self.is_divided, role=role)
 
     def outputs_with_rows(self) -> tuple[str, ...]:
-        """Names the outputs whose rows are divided among the ranks.
+        """Returns the names of the outputs whose rows are divided among the ranks.
 
         Raises:
             Misuse: An output's shape depends on the batch in another way.
@@ -449,12 +451,12 @@ class ModuleCase(MeshCase):
 
 
 def cotangent_of(output: str) -> str:
-    """Names the cotangent of an output: 'output.1' -> 'cotangent.1'."""
+    """Returns the name of an output's cotangent: 'output.1' -> 'cotangent.1'."""
     return "cotangent" + output.removeprefix(OUTPUT)
 
 
 def require_parts(case: ModuleCase) -> None:
-    """Raises Misuse unless each rank has rows of the batch, and the outputs are tensors divided by the same rows."""
+    """Raises Misuse unless each rank has rows of the batch, and each output is a tensor with these rows."""
     can_be_divided = bool(case.arguments.inputs) or bool(case.arguments.x_shape)
     require(
         not case.arguments.inputs or bool(case.divided_names()),

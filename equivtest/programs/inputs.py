@@ -80,7 +80,8 @@ def mask(shape: Sequence[int | str], *, hides: bool = False, dtype: str = "bool"
 def targets(classes: int, shape: Sequence[int | str], *, ignored: int = IGNORED) -> Input:
     """Describes an input of ids, of which about one in four is replaced by `ignored`.
 
-    The last id of a row is never replaced, and never all ids of a rank are.
+    In a case with batch='parts of the whole', only the last id of the batch is never replaced. In any other case, the
+    last id of each row is never replaced. If the input then has one dim, one id of each rank is never replaced instead.
 
     Args:
         classes: Number of different ids.

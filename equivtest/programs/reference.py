@@ -76,7 +76,7 @@ class Facts:
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """Names the outputs from which backward starts."""
+        """Names of the outputs from which backward starts."""
         with_gradient = tuple(name for name, fact in self.outputs.items() if fact.requires_grad)
         return (self.loss,) if self.loss else with_gradient
 

@@ -65,7 +65,11 @@ def require_state(case: ModuleCase) -> None:
 
 
 def _require_same_state(case: ModuleCase) -> None:
-    """Raises PropertyMisuse if a forward on some rows leaves other buffers than a forward on the whole batch."""
+    """Checks that a forward on some rows leaves the same values in the buffers as a forward on the whole batch.
+
+    Raises:
+        PropertyMisuse: The values of a buffer differ.
+    """
     whole = case.program_of(case.num_rows)
     parts = [case.program_of(size) for size in sorted({1, *case.rows})]
     for name in (name for part in parts for name in differing_buffers(part, whole, case.row_names())):
@@ -98,7 +102,10 @@ def unnamed(what: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def differing_buffers(part: Program, whole: Program, row_names: tuple[str, ...]) -> tuple[str, ...]:
-    """Names the buffers whose values after the first or the last rows differ from their values after the whole batch.
+    """Returns the names of the buffers whose values depend on whether the module ran on some rows or on the batch.
+
+    A buffer is in the result if its value after the first or the last rows differs from its value after the whole
+    batch.
 
     Buffers of OWN_NORMS are left out. If the module does not take the small number of rows in `part`, the result is
     empty.

@@ -15,7 +15,7 @@ TOTAL_NORM = "output.total_norm"
 
 
 def updated(step: int, parameter: str) -> str:
-    """Names a parameter after the update of a step: (2, 'weight') -> 'step2.param.weight'."""
+    """Returns the name of a parameter after the update of a step: (2, 'weight') -> 'step2.param.weight'."""
     return f"step{step}.param.{parameter}"
 
 

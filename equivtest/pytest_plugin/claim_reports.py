@@ -24,7 +24,10 @@ OUTCOME_OF: dict[str, Outcome] = {"passed": "passed", "failed": "failed", "skipp
 
 
 def report_claim(session: pytest.Session, path: str, name: str, result: ClaimResult, line: int | None = None) -> None:
-    """Reports the result of one claim of property `name` as a test, in the terminal, JUnit XML and the exit status."""
+    """Reports the result of one claim of property `name` as the result of a test.
+
+    The terminal, JUnit XML and the exit status then show the result.
+    """
     session.testscollected += 1
     longrepr: str | tuple[str, int, str] | None = result.text
     if result.outcome == "passed":

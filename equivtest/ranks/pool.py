@@ -305,7 +305,7 @@ class Pool:
         return _Outstanding(subject, case, fault, watch, world, request_id, support)
 
     def probe(self, world_size: int, dtype: str) -> Support:
-        """Probes each collective that has no result yet for `dtype` on `world_size` ranks, and returns all results."""
+        """Runs the probe of each collective that has no result yet for `dtype`. Returns all results."""
         known = self._support.setdefault((world_size, dtype), Support(world_size, dtype))
         while not self._hung and (unknown := known.unknown):
             world = self._world(world_size)

@@ -166,7 +166,8 @@ class Rank:
         """Carries out one request, which is to run the subject on a case or to probe a collective.
 
         Returns:
-            The tensors that the subject returned, or None if the rank is in no mesh of the case. For a probe, ().
+            The tensors that the subject returned, or None if the rank is in no mesh of the case. If the request is a
+            probe, ().
 
         Raises:
             Exception: any exception of the subject.

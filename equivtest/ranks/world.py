@@ -264,7 +264,7 @@ class World:
                 process.channel.send(message)
 
     def _end(self, limit_s: float, *, aside: bool = False) -> None:
-        """Waits `limit_s` for the ranks to end, kills those that have not ended, and removes the ranks' directories.
+        """Waits `limit_s` for the ranks to end, kills the remaining ranks, and removes the ranks' directories.
 
         Args:
             aside: If True, the method starts the removal and does not wait for its end, because a hung disk must not

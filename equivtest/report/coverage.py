@@ -116,7 +116,10 @@ def _share(judged: int, left: int) -> str:
 
 
 def table(rows: Sequence[tuple[str, int, Covered]]) -> list[str]:
-    """Returns, as lines, a table with each property's number of cases and of the combinations that the cases cover."""
+    """Returns the lines of a table of properties.
+
+    Each line has the number of a property's cases, and the number of combinations that these cases cover.
+    """
     head = ("property", "cases", "covered", "known", "open", "infeasible")
     lines = [
         (name, str(cases), *(f"{len(part):,}" for part in (found.judged, found.known, found.open, found.infeasible)))

@@ -121,7 +121,10 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
 def listed_of(
     prop: Property, *, path: str, name: str, planned: tuple[str, ...], has_audit: bool, line: int | None = None
 ) -> Listed:
-    """Returns the description of a property for the list of a run. The other arguments are fields of `Listed`."""
+    """Returns the description of a property for the list of a run.
+
+    All arguments except `prop` are fields of `Listed`.
+    """
     return Listed(
         path=path,
         name=name,

@@ -214,7 +214,7 @@ class _Merging:
 
 
 def _at_least(most: int, sets: Iterable[int]) -> list[int]:
-    """Returns, for each number from 1 to `most`, the set of combinations in at least that number of `sets`."""
+    """Returns one set for each number from 1 to `most`. It has the combinations in at least that number of `sets`."""
     found = [0] * most
     for each in sets:
         for place in range(most - 1, 0, -1):
@@ -285,7 +285,9 @@ class _Builder:
         return False
 
     def _list_combinations(self, samples: list[CoveringRow]) -> list[Combination]:
-        """Numbers every combination, and marks those that may be feasible as open. Returns the infeasible combinations.
+        """Gives every combination a number, and returns the infeasible combinations.
+
+        Combinations that may be feasible are marked as open.
 
         `samples` are random cases. A combination counts as infeasible if no sample has it, although the frequencies of
         its values predict EXPECTED or more samples with it.
@@ -337,7 +339,10 @@ class _Builder:
         return max(having, key=operator.itemgetter(1), default=(None, 0))[0]
 
     def _rates(self, values: Sequence[Value], others: Iterable[Value]) -> list[int]:
-        """Returns, for each of `values`, the number of open combinations of the value alone or with one of `others`."""
+        """Returns one number for each of `values`.
+
+        The number counts the open combinations of the value alone or with one of `others`.
+        """
         pairs, singles = self.having.get(2, {}), self.having.get(1, {})
         with_others = functools.reduce(operator.or_, (pairs.get(other, 0) for other in others), 0)
         return [

@@ -50,7 +50,7 @@ def always(case: Case, claim: str) -> bool:
 def fill(
     prop: Property, chunk: Chunk, cases: Collection[Case], missing: Counter[Cell], is_judged: IsJudged = always
 ) -> list[Case]:
-    """Draws further cases, and returns those with draws in a cell that lacks draws on a claim.
+    """Draws further cases, and returns the cases with draws in a cell that lacks draws on a claim.
 
     Args:
         cases: Cases that the search already has.
@@ -74,7 +74,7 @@ def fill(
 
 
 def short_of_draws(prop: Property, chunk: Chunk, cases: Iterable[Case], is_judged: IsJudged = always) -> Counter[Cell]:
-    """Counts for each required cell how many draws the cases lack, if each cell needs the chunk's `per_cell` draws.
+    """Returns the number of draws that each required cell lacks, if each cell needs the chunk's `per_cell` draws.
 
     Args:
         is_judged: Function (case, name of a claim) -> True if the claim judges the case's draws.
@@ -86,7 +86,7 @@ def short_of_draws(prop: Property, chunk: Chunk, cases: Iterable[Case], is_judge
 
 
 def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Record]) -> Counter[Cell]:
-    """Counts, for each required cell, how many further draws the cell needs if each draw gives a conclusion.
+    """Returns the number of further draws that each required cell needs, if each draw gives a conclusion.
 
     A cell needs `per_cell` conclusive verdicts, and at most the share MAX_INCONCLUSIVE of its verdicts may be
     inconclusive. The count is at most `per_cell`. Two kinds of cells need no draw. A cell of the first kind has no
@@ -111,7 +111,9 @@ def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Record]
 
 
 def _flagged(prop: Property, case: Case, missing: Iterable[Cell], is_judged: Callable[[Case, str], bool]) -> Case:
-    """Returns the case with a claim's flag set (recorded, repeated, measured) if the claim lacks draws in its cell.
+    """Returns the case with the flags of claims that lack draws in the case's cells.
+
+    The flags are `recorded`, `repeated` and `measured`.
 
     Some claims are judged only on the one case in eight that has their flag. A rare cell would almost never get such a
     case by chance.
@@ -150,7 +152,7 @@ def cells_of(prop: Property, chunk: Chunk) -> set[Cell]:
 
 
 def draws_by_cell(prop: Property, case: Case, is_judged: Callable[[Case, str], bool] = always) -> Counter[Cell]:
-    """Counts for each cell how many draws of a case are judged on the cell's claim.
+    """Returns for each cell the number of a case's draws that are judged on the cell's claim.
 
     Args:
         is_judged: Function (case, name of a claim) -> True if the claim judges the case's draws.

@@ -51,7 +51,7 @@ class TokenMean:
 
     @classmethod
     def step(cls, *given: Any) -> Report:
-        """Runs the step. The arguments are those of a `Training.step`: module, mesh, micro_batches and optimizer."""
+        """Runs the step. The arguments are module, mesh, micro_batches and optimizer, as for `Training.step`."""
         return cls(*given).run()
 
     def run(self) -> Report:

@@ -54,7 +54,7 @@ class Clipped:
 
     @classmethod
     def step(cls, *given: Any) -> dict[str, torch.Tensor]:
-        """Runs the step. The arguments are those of a `Training.step`: module, mesh, micro_batches and optimizer."""
+        """Runs the step. The arguments are module, mesh, micro_batches and optimizer, as for `Training.step`."""
         return cls(*given).run()
 
     def run(self) -> dict[str, torch.Tensor]:

@@ -43,10 +43,10 @@ def expect_module(case: ModuleCase, index: int) -> Expected:
 
 @expect_held.register
 def expect_module_held(case: ModuleCase, index: int, held: Held) -> Expected:
-    """Returns right outputs, parameters and gradients, some of them derived from `held`, the tensors of the ranks.
+    """Returns right outputs, parameters and gradients. Some may be derived from `held`, the tensors of the ranks.
 
-    Without `by_parts` and without training, nothing is derived from the ranks' tensors, and the result is the same as
-    the result of `expect_module`.
+    If the case has neither `by_parts` nor training, nothing is derived from the ranks' tensors. The result is then the
+    same as the result of `expect_module`.
 
     If the case is judged by parts, each part starts from the ranks' values of the part's inputs. If the module is
     trained, each step starts from the ranks' parameters after the previous step.

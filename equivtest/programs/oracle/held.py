@@ -67,7 +67,10 @@ HeldAt = Callable[[str, Bounded], Whole | None]
 
 
 def held_of_parts(case: ModuleCase, held: Held) -> list[HeldAt]:
-    """Returns, for each part of the batch, a function that assembles the ranks' tensors. A whole batch is one part."""
+    """Returns one function for each part of the batch. The function assembles the ranks' tensors of that part.
+
+    A whole batch is one part.
+    """
     return [held_by_ranks(case, held, part) for part in range(case.num_parts if case.is_divided else 1)]
 
 

@@ -217,8 +217,7 @@ def named_inputs(
 ) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
     """Returns the inputs of a call by name, and the names of the inputs passed by position.
 
-    The names are those of the parameters of the module's forward. An input that is None or has its default value is
-    left out.
+    The names are the parameters of the module's forward. An input that is None or has its default value is left out.
 
     Raises:
         Misuse: any other input is not a tensor.

@@ -69,7 +69,7 @@ def own_step(
     inputs: Inputs,
     optimizer: torch.optim.Optimizer | None,
 ) -> object:
-    """Calls your step function with this rank's micro-batches. Returns the function's result."""
+    """Calls your step function with this rank's micro-batches. Returns what the function returns."""
     function = cast("Callable[..., object]", load_named(case.training.step, "step"))
     require_arguments(function, f"step {case.training.step!r}", ("module", "mesh", "micro_batches", "optimizer"))
     return function(parallel, mesh, micro_batches_of(case, inputs), optimizer)

@@ -115,7 +115,9 @@ def code_words(num: int) -> torch.Tensor:
 
 
 def _read(words: torch.Tensor, held: torch.Tensor, name: str, who: str) -> torch.Tensor:
-    """Returns, for each local element of a tensor, the index of its word, or NONE if it belongs to no parameter.
+    """Returns the index of the word of each local element of a tensor.
+
+    The index is NONE if the element belongs to no parameter.
 
     Args:
         words: The words of all elements, as a tensor (runs, number of elements).
