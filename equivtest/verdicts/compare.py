@@ -75,10 +75,11 @@ def _judge_groups(
 
 
 def _judge_run(subject: str, case: Case, replies: Sequence[Reply], claim: Claim) -> tuple[Judgement, str] | None:
-    """Judges a run in which some rank returned no tensors, or whose case must be refused.
+    """Judges a run without judging tensors. Returns None if the tensors must be judged.
 
-    Returns (judgement, detail), or None for any other run. The detail is a text for the message: see `_tell`. If every
-    rank refused the case, the detail is ''.
+    A run is judged without tensors if some rank returned no tensors, or if the case must be refused. Then the result is
+    (judgement, detail). The detail is a text for the message: see `_tell`. If every rank refused the case, the detail
+    is ''.
 
     Raises:
         Misuse: a rank reports that the subject breaks its contract with the harness.

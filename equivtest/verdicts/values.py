@@ -84,8 +84,9 @@ def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Itera
 def _to_judge(name: str, expected: Expected, answers: Answers) -> dict[int, Placed | None]:
     """Maps each rank to its tensor. A plain tensor without a layout gets the layout that the oracle inferred.
 
-    For a rank without the tensor, the mapping has None, which is judged as a missing tensor. If the tensor may be None,
-    such a rank is left out, unless other ranks hold partial operands, which no rank may lack.
+    If a rank lacks the tensor, its entry is None, which is judged as a missing tensor. If the tensor may be None, the
+    mapping has no entry for such a rank. The exception is a tensor with partial operands on other ranks: no rank may
+    lack such a tensor.
     """
     placed = {rank: answer.tensors.get(name) for rank, answer in answers.items()}
     placed = {

@@ -18,14 +18,18 @@ from equivtest.layout import Layout, Shard
 
 @dataclass(frozen=True)
 class Call:
-    """One collective, which takes all parts of a rank's operand, one part per rank, or only the first part.
+    """One collective that a case calls.
+
+    The operand of each rank has one part per rank. Some collectives take all parts, and others take only the first
+    part.
 
     Attributes:
-        function: 'nn_NAME' is a function in torch.distributed.nn.functional; any other name is a functional collective.
+        function: Name of the called function. 'nn_NAME' is the function NAME in torch.distributed.nn.functional. Any
+            other name is a functional collective.
         result: Kind of the result. 'reduced' is the sum of the first parts. 'parts' is the sum of all parts, one part
             for each rank. 'copied' is the root's first part, on every rank. 'gathered' has the first parts of all
             ranks. 'scattered' is one part of the root for each rank. 'exchanged' has one part from each rank. 'uneven'
-            has the first elements of a part from each rank; `DifferentiableCase.split` says how many.
+            has the first elements of a part from each rank. `DifferentiableCase.split` says how many elements.
         is_rooted: Whether one rank is the root. If so, the collective is called once with each rank as the root.
         op: 'sum' or 'avg', for collectives that reduce.
     """

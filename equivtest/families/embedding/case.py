@@ -42,7 +42,7 @@ def _padding_ids(fields: Fields) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EmbeddingCase(Case):
-    """Describes one embedding, forward and backward, whose weight is sharded on one of its dims.
+    """Describes one embedding, forward and backward. One dim of its weight is sharded.
 
     The output has one row per token t: output[t] = weight[ids[t]].
 

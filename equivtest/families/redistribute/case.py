@@ -33,7 +33,7 @@ MAX_AXES = 2
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RedistributeCase(ActivationCase):
-    """Describes one redistribution, whose output is x under other placements.
+    """Describes one redistribution of a tensor x. The output is x under other placements.
 
     The gradient of x is the cotangent under x's placements.
 
@@ -213,7 +213,7 @@ class RedistributeCase(ActivationCase):
 
     @property
     def shard_kind(self) -> str:
-        """Returns the worst kind of shards of source, target and cotangent: 'even', 'uneven' or 'empty'."""
+        """Returns the most uneven kind of shards of source, target and cotangent: 'even', 'uneven' or 'empty'."""
         placed = (_layout(self.source), _layout(self.target), self.cotangent_layout)
         kinds = {shard_kind(self.shape, layout, self.mesh_shape) for layout in placed}
         return next(kind for kind in ("empty", "uneven", "even") if kind in kinds)

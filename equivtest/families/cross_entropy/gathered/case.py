@@ -1,4 +1,4 @@
-"""Defines `GatheredCrossEntropyCase`: a cross entropy without loss_parallel, for which torch gathers the logits."""
+"""Defines `GatheredCrossEntropyCase`: a cross entropy without loss_parallel. torch gathers the logits."""
 
 from __future__ import annotations
 

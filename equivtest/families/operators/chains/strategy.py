@@ -181,7 +181,7 @@ def _draw_step(draw: DrawFn, chain: _Chain, number: int, mesh: Shape) -> None:
 
 
 def _is_sound(name: str, signature: Signature) -> bool:
-    """False if findings 40, 51 or 52 are about the call.
+    """False if the finding 40, 51 or 52 is about the call.
 
     Such a call counts a dim from the end. True for any other call.
     """

@@ -1,4 +1,6 @@
-"""Defines `DataParallelCase`: a perceptron whose batch is divided among the ranks, with averaged gradients.
+"""Defines `DataParallelCase`: a perceptron under data parallelism.
+
+The ranks divide the batch, and the gradients of the parameters are averaged over the ranks.
 
 Letters: w ranks, M micro-batches, K in_features, H hidden_features, N out_features.
 """

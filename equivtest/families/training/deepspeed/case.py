@@ -26,7 +26,7 @@ OF_STAGE_3 = (
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EngineCase(DataParallelCase):
-    """Describes a data-parallel case of style zero3 with options of DeepSpeed's engine.
+    """Describes a data-parallel case of style zero3, and options of DeepSpeed's engine for this case.
 
     No option except `gradient_clipping` may change an answer. Sizes count elements of whole parameters. If no option
     says otherwise, a layer's parameters are fetched before its forward and before its backward, and released after

@@ -17,7 +17,7 @@ NARROW = ("bfloat16", "float16")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MixedCase(DataParallelCase):
-    """Describes a data-parallel case of style fsdp2 with float32 parameters and narrower dtypes in computations.
+    """Describes a data-parallel case of style fsdp2. Parameters are float32, and computations have narrower dtypes.
 
     Sharded, clipped and updated tensors are float32. A layer takes and multiplies tensors of `param_dtype`. The
     activation gets its input, and gives its gradient, in `output_dtype`. Gradients of parameters are added up over

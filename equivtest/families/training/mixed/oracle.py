@@ -39,7 +39,7 @@ def expect_mixed(case: MixedCase, index: int, held: Held | None = None) -> Expec
 
 @dataclass(frozen=True)
 class PartedOperations(Operations):
-    """Computes operations on a batch that is cut into equal parts.
+    """Computes operations on a batch that has equal parts.
 
     Each part may be exact in a different unit, which is a power of two.
     """

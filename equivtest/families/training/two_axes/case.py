@@ -19,7 +19,7 @@ TWO_AXIS_STYLES = ("fsdp2_tp", "hsdp")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TwoAxisCase(DataParallelCase):
-    """Describes a data-parallel case on a mesh of two axes, whose ranks are numbered row by row.
+    """Describes a data-parallel case on a mesh of two axes. The ranks are numbered row by row.
 
     Attributes:
         mesh: (d, t), for d rows of t ranks.

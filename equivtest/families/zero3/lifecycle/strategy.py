@@ -93,7 +93,10 @@ class Course:
         return "wait" if self.in_flight else "fetch"
 
     def follow(self, verb: str, named: tuple[int, ...]) -> None:
-        """Updates the tracked state as the operation updates the real state. A refused operation changes nothing."""
+        """Changes the tracked state in the way in which the operation changes the real parameters.
+
+        A refused operation changes nothing.
+        """
         if verb == "wait":
             self.available, self.in_flight = self.available | self.in_flight, set()
         elif verb == "step":

@@ -1,4 +1,4 @@
-"""Subjects that train a perceptron under the project's own ZeRO-3, with torch's optimizers on the partitions.
+"""Subjects that train a perceptron under the project's own ZeRO-3. torch's optimizers update the partitions.
 
 An optimizer sees each partition without its padding, as a view of the partition's memory.
 """
