@@ -108,8 +108,8 @@ def combinations(names: Sequence[str], sizes: Mapping[str, Sequence[int]]) -> tu
 
     First each value of one size is combined with the first values of all other sizes. Then later values are combined.
 
-    For a in (1, 2) and b in (3, 4), the combinations are a=1 b=3, a=2 b=3 and a=1 b=4. The last combination has both
-    second values, a=2 b=4.
+    For a in (1, 2) and b in (3, 4), the order is a=1 b=3, a=2 b=3, a=1 b=4 and a=2 b=4. Only the last combination has
+    both second values.
 
     Raises:
         Misuse: a size is in no shape, or has no values of at least 1.
@@ -186,8 +186,7 @@ def tried(
 def refusals(search: CandidateSearch, batch: str, dtypes: tuple[str, ...]) -> dict[str, str]:
     """Returns dtype -> reason, for each dtype in which the unsharded module does not run.
 
-    If no case can be made in any of `dtypes`, the result is empty, because then the module or the inputs are wrong, not
-    the dtype.
+    If no case can be made in any of `dtypes`, the module or the inputs are wrong, and the result is empty.
     """
     make = functools.partial(search.make, world_size=1, batch=batch, mesh=(1,) * len(search.axes), **search.shortest)
     for dtype, choice in itertools.product(dtypes, search.choices):

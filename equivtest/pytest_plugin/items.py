@@ -188,7 +188,7 @@ class PropertyItem(EquivtestItem):
 
 
 class SearchItem(PropertyItem):
-    """One search of a property, which runs some of the property's cases, all on one world size."""
+    """One search of a property. The search runs some of the property's cases, all on one world size."""
 
     def __init__(self, *, part: Part, **kwargs: Any) -> None:
         super().__init__(**kwargs)

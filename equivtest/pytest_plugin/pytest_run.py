@@ -110,7 +110,7 @@ def _is_property(statement: ast.stmt) -> bool:
 
 
 def _pytest_args(raw: dict[str, Any], paths: list[Path], workers: list[str]) -> list[str]:
-    """Returns the arguments with which pytest runs. With them pytest ignores all settings of the caller's folder."""
+    """Returns the arguments with which pytest runs. They make pytest ignore all settings of the caller's folder."""
     root = paths[0] if paths[0].is_dir() else paths[0].parent
     args = [f"-c{SUITE_INI}", f"--rootdir={root.parent}", f"--confcutdir={root}", "--import-mode=importlib"]
     args += ["-p", "equivtest.options", "-p", "equivtest.pytest_plugin.early"]

@@ -242,7 +242,7 @@ class Pool:
         return deaths
 
     def _note_deaths(self, world: World) -> None:
-        """Records which ranks of a world ended between two visits, and ends the whole world if there are any."""
+        """Records which ranks of a world ended between two visits. If there are such ranks, ends the whole world."""
         if deaths := world.deaths:
             self._deaths += deaths
             world.kill()

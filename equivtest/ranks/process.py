@@ -165,7 +165,7 @@ class Launcher(Protocol):
         """Returns the Python stacks of running ranks, by rank."""
 
     def await_certainty(self, ranks: Sequence[RankProcess]) -> None:
-        """Waits until each of the ranks' hosts has answered, or is known to be lost."""
+        """Waits until each host of a rank has answered, or is known to be lost."""
 
     def close(self) -> None:
         """Ends the remaining ranks and frees the launcher. A second call does nothing."""

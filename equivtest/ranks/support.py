@@ -55,12 +55,12 @@ class Finding:
 
     @property
     def is_fault(self) -> bool:
-        """True if the backend is wrong. False if the collective works or the backend only lacks it."""
+        """True if the backend is wrong. False if the collective works, or if the backend does not support it."""
         return self.kind not in ("works", "refused")
 
     @property
     def function(self) -> str:
-        """Name of the collective without its reduction, as a function of torch.distributed."""
+        """Name of the collective's function in torch.distributed, which does not name the reduction."""
         return function_of(self.collective)
 
     @property

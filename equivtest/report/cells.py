@@ -90,8 +90,8 @@ def as_csv(tallies: Iterable[Tally]) -> str:
 def in_words(tally: Tally) -> str:
     """Returns a line on a property's cells, or '' if there are no cells.
 
-    The line has the number of cells that need more conclusive verdicts, the number of cells that are open too often,
-    and the cell with the fewest conclusive verdicts.
+    The line has the number of cells that need more conclusive verdicts, the number of cells with too large a share of
+    inconclusive verdicts, and the cell with the fewest conclusive verdicts.
     """
     cells = cells_of(tally)
     if not cells:

@@ -26,7 +26,7 @@ class Results:
         searches: (property's name, search's label) -> verdicts. Empty unless `keeps_records` is True.
         starts: Descriptions of the ways in which ranks were started.
         misused: Number of items that ended with a Misuse.
-        faults: Faults of the backend by their text. If several xdist workers find a fault, it counts once.
+        faults: Faults of the backend by their text. If several xdist workers find the same fault, it counts once.
         absent: Reasons why properties did not run.
         left_out: The reasons in `absent` that concern incomplete properties.
     """

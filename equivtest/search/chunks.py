@@ -46,9 +46,9 @@ class Chunk:
 
     Attributes:
         seed: If 'gate', the cases are the fixed cases of this commit. Any other text gives other cases.
-        per_cell: Number of conclusive verdicts that every claim must get in each cell, by further cases
-            (`equivtest.search.filling`).
-        world_sizes: All world sizes of the run. A failure is shrunk to those smaller world sizes that are at least 2.
+        per_cell: Number of conclusive verdicts that every claim must get in each cell. Further cases are added to get
+            these verdicts (`equivtest.search.filling`).
+        world_sizes: All world sizes of the run. A failure is shrunk to smaller world sizes, but not below 2.
         strength: Strength of the covering array from which the cases are taken. It is 0 if the cases are random.
         mixes_worlds: True if the array covers all world sizes. The chunk then has those cases of the array that have
             the chunk's world size.
@@ -100,8 +100,8 @@ def seed_of(prop: Property, chunk: Chunk) -> int:
 def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
     """Returns the chunk's cases without duplicates. These are cases of the covering array, or random cases.
 
-    Chunk 0 begins with examples of the property, and ends with a case of each aspect, such as 'uneven', that its other
-    cases lack. A part of an enumeration has only the cases that the enumeration lists.
+    Chunk 0 begins with examples of the property, and ends with a case of each aspect, such as 'uneven', that the
+    chunk's other cases lack. A part of an enumeration has only the cases that the enumeration lists.
     """
     if chunk.depth:
         assert prop.enumeration is not None

@@ -113,7 +113,7 @@ def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Record]
 def _flagged(prop: Property, case: Case, missing: Iterable[Cell], is_judged: Callable[[Case, str], bool]) -> Case:
     """Returns the case with the flags of claims that lack draws in the case's cells.
 
-    The flags are `recorded`, `repeated` and `measured`.
+    The flags are the fields `records`, `repeats` and `measures` of the case.
 
     Some claims are judged only on the one case in eight that has their flag. A rare cell would almost never get such a
     case by chance.

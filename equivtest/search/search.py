@@ -364,7 +364,10 @@ class Searching:
         return first
 
     def _find(self, target: Target, chunk: Chunk, until_s: float) -> Verdict | None:
-        """Returns the smallest failure of the target that Hypothesis finds among the cases of `chunk`, or None."""
+        """Returns the smallest failure of the target's claim and kind among the cases of `chunk`, or None.
+
+        Hypothesis searches for this failure.
+        """
 
         def holds(case: Case) -> None:
             verdict = self._look(case, target, until_s)

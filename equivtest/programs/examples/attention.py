@@ -10,7 +10,7 @@ HEAD_FEATURES = 2
 
 
 class AttentionBlock(nn.Module):
-    """The block y = x + W attention(norm(x)) + b, causal, with two features a head.
+    """The causal block y = x + W attention(norm(x)) + b, in which each head has two features.
 
     W and b are the weight and the bias of `out`. The input x has the shape (..., T, F), with T tokens of F features.
     """

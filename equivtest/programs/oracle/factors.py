@@ -148,7 +148,7 @@ def without_factors(ran: Callable[[bool], Ran], held: HeldOf) -> Expected:
     ranks' value at the first boundary with the factor counts as wrong.
 
     Args:
-        ran: Function that returns the right values and the runs. Its argument is True to divide the factors out.
+        ran: Function that returns the right values and the runs. If its argument is True, the factors are divided out.
         held: Function that assembles the ranks' values of a tensor.
     """
     expected, left_in = ran(False)  # noqa: FBT003

@@ -97,7 +97,9 @@ class Forced(Boundaries):
         tensor.register_hook(functools.partial(self._came_back, f"grad.{BOUNDARY}{name}"))  # type: ignore[no-untyped-call]
 
     def owe_nothing(self, name: str) -> None:
-        """Records that `name`, a tensor of one of `FUNCTIONS`, need not be right on the ranks, or exist there.
+        """Records that the ranks need not have a right value of the tensor `name`, and need not have the tensor.
+
+        The tensor is an operand or the result of one of `FUNCTIONS`.
 
         If the ranks' value is right, the run continues from it. Otherwise the run continues from its own value. A wrong
         value is no failure.

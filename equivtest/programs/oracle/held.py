@@ -170,7 +170,7 @@ def _candidates(held: Mapping[int, Placed], mesh_shape: Shape, shape: Shape) -> 
 
 
 def _under(layout: Layout, held: Mapping[int, Placed], mesh_shape: Shape, right: Bounded) -> Whole | None:
-    """Assembles the ranks' tensors under a layout. The result is None if their shapes do not fit the layout."""
+    """Assembles the ranks' tensors under a layout. The result is None if the tensors' shapes do not fit it."""
     placed = {rank: {"": Placed(each.local, layout)} for rank, each in held.items()}
     value = put_together(placed, "", tuple(right.value.shape), mesh_shape)
     if value is None:

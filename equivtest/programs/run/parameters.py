@@ -186,7 +186,7 @@ def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _part(case: ModuleCase, place: Place, tensors: Mapping[str, torch.Tensor]) -> Part:
-    """Returns the elements of a parameter in one tensor of the parallel module, after the run.
+    """Returns the elements that one tensor of the parallel module has of a parameter after the run.
 
     Raises:
         Misuse: the module no longer has the tensor, or the tensor's shape has changed since the module was made.

@@ -311,7 +311,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._watched(func, args, kwargs or {})
 
     def _of_dtensors(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Writes notes on an operator on DTensors, and lets DTensor compute the operator.
+        """Writes notes about an operator on DTensors, and lets DTensor compute the operator.
 
         This mode stays on meanwhile, so it also notes the local operations and collectives that DTensor calls.
         """
