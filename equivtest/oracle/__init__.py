@@ -36,7 +36,7 @@ def expect(case: Case, index: int) -> Expected:
 
 @by_case("oracle")
 def expect_held(case: Case, index: int, held: Held) -> Expected:
-    """Returns the right values for one draw; derives some of these values from tensors that the ranks returned.
+    """Returns the right values for one draw. Derives some of these values from tensors that the ranks returned.
 
     For example, the right values of the second step of training start from the parameters that the ranks had after the
     first step. So the bounds of the second step need not allow for roundings of the first step. If no function is

@@ -164,5 +164,5 @@ def sum_terms(name: str, terms: Scaled, dtype: torch.dtype, *, times: int = 1) -
 
 
 def largest_of(integers: torch.Tensor) -> int:
-    """Returns the largest magnitude; 0 if there are no elements."""
+    """Returns the largest magnitude. Returns 0 if there are no elements."""
     return int(integers.abs().max()) if integers.numel() else 0

@@ -90,7 +90,7 @@ class Places:
 
 
 def _node() -> Any:
-    """Returns the running node of the backward; None in the forward."""
+    """Returns the running node of the backward. Returns None in the forward."""
     return torch._C._current_autograd_node()
 
 
@@ -115,7 +115,7 @@ def _line() -> tuple[str, int]:
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yields frames from the innermost outwards, up to the harness's call of the module; skips the harness's frames."""
+    """Yields frames from the innermost outwards, up to the harness's call of the module. Skips the harness's frames."""
     while frame is not None:
         if frame.f_code.co_filename == CALLER and frame.f_code.co_name == "call":
             return

@@ -120,7 +120,10 @@ def nonzero(operand: Ranged) -> Chosen:
 
 
 def counts(operand: Ranged, *how: Any, **named: Any) -> Chosen:
-    """Returns (the number of elements in each bin, from `torch.histc`; True if no element has an error)."""
+    """Returns (number of elements in each bin, flag). The numbers are those of `torch.histc`.
+
+    The flag is True if no element has an error.
+    """
     parts = Parts.of(operand)
     return torch.histc(parts.value, *how, **named), not bool((parts.error > 0).any())
 
@@ -136,7 +139,10 @@ def mantissas(operand: Ranged) -> Chosen:
 
 
 def converted(operand: Ranged, value: torch.Tensor) -> Chosen:
-    """Returns (`value`, the operand converted to integers or bool; True if every correct program gets the same)."""
+    """Returns (`value`, flag). `value` is the operand after a conversion to integers or bools.
+
+    The flag is True if every correct program gets the same `value`.
+    """
     parts = Parts.of(operand)
     low, high = (parts.value.double() + sign * parts.error for sign in (-1, 1))
     if value.dtype == torch.bool:

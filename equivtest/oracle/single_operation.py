@@ -113,7 +113,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _ranged(value: Any) -> Any:
-    """Wraps a floating-point operand as `Ranged`, with an error of 0; returns any other operand unchanged.
+    """Wraps a floating-point operand as `Ranged`, with an error of 0. Returns any other operand unchanged.
 
     If no order of the reduction rounds, `Shares` are reduced. Otherwise the function wraps the stack of the `Shares`,
     and the result is `Shares` again.

@@ -23,7 +23,9 @@ from equivtest.verdicts.verdict import Judgement, Mismatch
 
 
 def judge_bits(case: Case, expected: Expected, answers: Answers, excuse: Excuse = no_excuse) -> Judgement | None:
-    """Compares each tensor bit by bit with the oracle's bits; returns None if the oracle knows the bits of no tensor.
+    """Compares each tensor bit by bit with the oracle's bits.
+
+    Returns None if the oracle knows the bits of no tensor.
 
     If a tensor is a sum, a zero may have either sign, whatever `excuse` says.  Under a `Flat` layout `excuse` does not
     apply, because the elements took part in no sum.

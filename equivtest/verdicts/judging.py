@@ -56,7 +56,7 @@ def default_claims(case: Case) -> tuple[Claim, ...]:
 def check(
     subject: str, case: Case, pool: Pool, claims: Sequence[Claim] | None = None, *, limit_s: float = limits.CASE_S
 ) -> list[Verdict]:
-    """Runs `case`; raises if a claim fails, or if no claim holds.
+    """Runs `case`. Raises if a claim fails, or if no claim holds.
 
     Args:
         subject: Registered name, or 'package.module:function'.

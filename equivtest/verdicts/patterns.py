@@ -9,7 +9,7 @@ Elements = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
 def pattern_of(wrong: Elements) -> str:
-    """Returns one sentence that is true of every wrong element; '' if no pattern is certain."""
+    """Returns one sentence that is true of every wrong element. Returns '' if no pattern is certain."""
     actual, expected, allowed = (torch.cat(list(each)) for each in zip(*wrong, strict=True))
     if bool(actual.isnan().all()):
         return "NaN at every wrong element"

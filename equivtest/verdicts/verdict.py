@@ -14,7 +14,7 @@ from equivtest.verdicts.drawing import Drawing
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Describes one wrong tensor; fields that do not apply stay empty.
+    """Describes one wrong tensor. Fields that do not apply stay empty.
 
     Attributes:
         tensor: Name of the tensor, such as 'grad.weight'.
@@ -203,7 +203,7 @@ class NotRefused(ClaimFailed, kind="not_refused", headline="a case outside the c
 
 
 class RankRaised(ClaimFailed, kind="raised", headline="a rank raised", ends_run=True):
-    """A rank raised an exception; the verdict has the traceback of the first such rank."""
+    """A rank raised an exception. The verdict has the traceback of the first such rank."""
 
 
 class RankLost(ClaimFailed, kind="lost", headline="a rank's process ended", ends_run=True):
@@ -211,7 +211,7 @@ class RankLost(ClaimFailed, kind="lost", headline="a rank's process ended", ends
 
 
 class RankTimedOut(ClaimFailed, kind="timed_out", headline="a rank did not answer", ends_run=True):
-    """A rank sent no reply within the limit; the verdict has every rank's stacks."""
+    """A rank sent no reply within the limit. The verdict has every rank's stacks."""
 
 
 class BackendRefuses(

@@ -58,7 +58,7 @@ def call_torch(case: OperatorCase, operands: tuple[DTensor, ...], arguments: Arg
 
 
 def run_operator(case: OperatorCase, mesh: DeviceMesh, given: Given, call: Call) -> Answers:
-    """Runs one call on this rank, forward by `call` and then backward; returns its results and gradients by name.
+    """Runs one call on this rank, forward by `call` and then backward. Returns its results and gradients by name.
 
     If DTensor refuses the forward or the backward, returns the error's text instead of results or gradients.
     """

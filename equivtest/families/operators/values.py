@@ -88,7 +88,7 @@ def _draw_operand(case: OperatorCase, number: int, mode: str, source: torch.Gene
 
 
 def _draw_exact(case: OperatorCase, shape: Shape, of: tuple[str, str], source: torch.Generator) -> torch.Tensor:
-    """Draws values for which operators are exact; `of` is the pair (dtype, domain) of these values."""
+    """Draws values for which operators are exact. `of` is the pair (dtype, domain) of these values."""
     (dtype, domain), num = of, math.prod(shape)
     if domain in MATRICES:
         return _draw_matrix(shape, domain, source)

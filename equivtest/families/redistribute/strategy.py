@@ -185,7 +185,7 @@ def _pick_target(draw: Draw, shape: Shape, source: tuple[str, ...]) -> tuple[str
 
 
 def _pick_cotangent(draw: Draw, shape: Shape, target: tuple[str, ...], *, plain: bool) -> tuple[str, ...]:
-    """Draws the cotangent's placements in one of three draws; returns () in any other draw.
+    """Draws the cotangent's placements in one of three draws. Returns () in any other draw.
 
     If the result is (), the cotangent has the output's placements. If `plain` is True, the output is a plain tensor,
     and the cotangent gets placements under which it has the output's local shape.

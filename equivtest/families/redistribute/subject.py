@@ -40,7 +40,7 @@ def move_by_torch(case: RedistributeCase, x: DTensor) -> DTensor:
 
 
 def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, move: Move) -> Answers:
-    """Redistributes x forward, and its cotangent backward, on this rank; returns the output and the gradient of x.
+    """Redistributes x forward, and its cotangent backward, on this rank. Returns the output and the gradient of x.
 
     `case.road` names the calls of torch that make and return the DTensor. `move` redistributes the DTensor, except for
     the road 'full_tensor', which redistributes without a call of `redistribute`.
@@ -79,7 +79,7 @@ def enter(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor) -> tupl
 
 
 def leave(case: RedistributeCase, x: DTensor, move: Move) -> torch.Tensor:
-    """Redistributes x by `move` or by full_tensor; returns the output as a DTensor or as this rank's local tensor.
+    """Redistributes x by `move` or by full_tensor. Returns the output as a DTensor or as this rank's local tensor.
 
     If the case has placements of the cotangent, `leave` passes them to torch as `grad_placements`.
     """

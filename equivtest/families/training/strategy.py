@@ -73,7 +73,7 @@ def training_cases(draw: Draw, space: Space) -> MlpCase:
 
 
 def _pick_training(draw: Draw, *, adamw: bool) -> dict[str, Any]:
-    """Draws the fields of an optimizer and its steps; returns the fields' values by name.
+    """Draws the fields of an optimizer and its steps. Returns the fields' values by name.
 
     If only the other optimizer has the drawn variant, the case has no variant.
     """
@@ -94,7 +94,9 @@ def _pick_training(draw: Draw, *, adamw: bool) -> dict[str, Any]:
 
 
 def _pick_mlp(draw: Draw, space: Space) -> dict[str, Any]:
-    """Draws the fields of an MlpCase of one forward and backward, except activation and values; returns these by name.
+    """Draws the fields of an MlpCase of one forward and backward, except activation and values.
+
+    Returns the fields' values by name.
 
     If the hidden activation is a plain tensor, torch computes its global size as local size times ranks and refuses
     uneven shards. So three in four of these cases are even.

@@ -207,7 +207,7 @@ class PerceptronRun:
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def gradient(self, name: str) -> torch.Tensor | None:
-        """Returns this rank's shard of a parameter's gradient; None if the parameter has no gradient."""
+        """Returns this rank's shard of a parameter's gradient. Returns None if the parameter has no gradient."""
         return self.model.get_parameter(name).grad
 
     def keep_state(self, optimizer: torch.optim.Optimizer, step: int) -> None:

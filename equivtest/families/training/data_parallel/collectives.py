@@ -44,7 +44,7 @@ def data_parallel_collectives(case: DataParallelCase, rank: int) -> Collectives:
 
 
 def _fetched(case: DataParallelCase, padded: Mapping[str, int], layers: Sequence[str]) -> Iterator[int]:
-    """Yields the number of bytes of each layer's fetch, in order; leaves out layers that have nothing to fetch.
+    """Yields the number of bytes of each layer's fetch, in order. Leaves out layers that have nothing to fetch.
 
     A parameter that an earlier layer has fetched is not fetched again. `padded` has the number of bytes of each
     parameter, padding included.

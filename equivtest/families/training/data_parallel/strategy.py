@@ -69,7 +69,7 @@ def data_parallel_cases(draw: Draw, space: Space, *, style: str, fetch: str = ""
 def _pick_data_parallel(
     draw: Draw, space: Space, style: str, fetch: str, ties: tuple[str, ...] = TIES_DRAWN
 ) -> dict[str, Any]:
-    """Draws the fields of a DataParallelCase; returns their values by name."""
+    """Draws the fields of a DataParallelCase. Returns their values by name."""
     fields = _pick_perceptron(draw, space)
     fields |= _of_more_elements(fields)
     fields |= _tie(fields, pick(draw, "tied", ties))

@@ -64,7 +64,7 @@ class DataParallelRun(PerceptronRun):
             self.keep(at_step(step, f"grad.{name}"), self.gradient(name))
 
     def run_micro_batch(self, step: int, index: int) -> dict[str, torch.Tensor | None]:
-        """Runs one micro-batch on this rank's rows; returns the output, the captures and the gradient of x, by name."""
+        """Runs one micro-batch on this rank's rows. Returns the output, the captures and the gradient of x, by name."""
         case, rows = self.case, slice(index * self.case.leading[0], (index + 1) * self.case.leading[0])
         x = self.given[at_step(step, "x")].detach()[rows].requires_grad_("x" in case.requires_grad)
         with self.synchronization(is_last=index == case.micro_batches - 1):

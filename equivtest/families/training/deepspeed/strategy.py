@@ -81,7 +81,7 @@ def whole_engine_cases(draw: DrawFn, space: Space) -> EngineCase:
 
 
 def _pick_scaling(draw: DrawFn, world_size: int, *, reduce_scatter: bool) -> dict[str, Any]:
-    """Draws the fields `predivide_factor` and `prescales`; returns {} if gradients are reduced by reduce_scatter."""
+    """Draws the fields `predivide_factor` and `prescales`. Returns {} if gradients are reduced by reduce_scatter."""
     kind, prescales = pick(draw, "predivide", PREDIVIDE_FACTORS), pick(draw, "prescales", (False, False, False, True))
     factor = {"none": 1.0, "two": 2.0, "half": 0.5, "three": 3.0, "ranks": float(world_size)}[kind]
     return {} if reduce_scatter else {"predivide_factor": factor, "prescales": prescales}

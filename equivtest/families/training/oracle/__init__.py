@@ -234,7 +234,7 @@ class Reference:
         return add("param", sgd_parameter(case, operations, parameter, gradient, lr, decays=not case.momentum))
 
     def run_step(self, step: int, operations: Operations, parameters: dict[str, torch.Tensor]) -> dict[str, Operand]:
-        """Records the expected answers of one step's forward and backward; returns the gradients by name.
+        """Records the expected answers of one step's forward and backward. Returns the gradients by name.
 
         Args:
             parameters: Weights and biases before the step, by name. They are global float64 tensors.

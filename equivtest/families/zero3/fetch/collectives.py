@@ -14,7 +14,9 @@ from equivtest.tensors import DTYPES
 
 @expected_collectives.register
 def fetch_collectives(case: FetchCase, rank: int) -> Collectives:
-    """Returns one all_gather or one all_reduce, as the case's `collective` says; returns () if there are no elements.
+    """Returns one all_gather or one all_reduce, as the case's `collective` says.
+
+    Returns () if there are no elements.
 
     The operand of an all_gather is the rank's partitions of all parameters. The operand of an all_reduce is a buffer
     with room for all ranks' partitions, padding included.

@@ -150,7 +150,9 @@ class DeepSpeedRun(DataParallelRun):
         }
 
     def sequentially(self) -> dict[str, bool]:
-        """Returns the option `stage3_allgather_sequential` if the case requests this option; {} if not.
+        """Returns the option `stage3_allgather_sequential` if the case requests this option.
+
+        Returns {} if it does not.
 
         DeepSpeed has this option since 0.18.
         """

@@ -90,7 +90,7 @@ def run_fetch(
 
 @cache
 def joined_deepspeed(device_type: str) -> ModuleType:
-    """Imports DeepSpeed and joins it to the process group of this rank; returns the module.
+    """Imports DeepSpeed and joins it to the process group of this rank. Returns the module.
 
     When DeepSpeed joins, it compiles an operator for inference. No subject uses that operator, so this function
     prevents the compilation.

@@ -96,7 +96,7 @@ class Store:
     def use(
         self, indices: Sequence[int], x: Mapping[int, torch.Tensor], cotangent: Mapping[int, torch.Tensor]
     ) -> dict[int, torch.Tensor]:
-        """Runs forward and backward of parameter * x; adds the average of the ranks' gradients to earlier gradients.
+        """Runs forward and backward of parameter * x. Adds the average of the ranks' gradients to earlier gradients.
 
         Args:
             x, cotangent: For the number of each parameter, a tensor of the parameter's shape and dtype. The tensors
