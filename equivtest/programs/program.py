@@ -81,8 +81,8 @@ def program(
             numbers that the step reports equal the unsharded module's gradients, updates and numbers on the whole
             batch. If None, the ranks determine the value once, before any case. If `parallelize` applies
             DistributedDataParallel, fully_shard or a similar wrapper, the value is 'mean of parts', or 'parts of the
-            whole' with a step. Otherwise the value is 'whole'. If a rank raises, hangs or dies meanwhile, the property
-            raises Misuse.
+            whole' with a step. Otherwise the value is 'whole'. If a rank raises, hangs or dies while the ranks
+            determine the value, the property raises Misuse.
         options: Values of keyword arguments of `build` and `parallelize`, such as {'bias': (True, False)}. The values
             are plain JSON values, the simplest first. Each value is drawn, and failures shrink to the first value. The
             printed case has the arguments, so that you can run the case again.

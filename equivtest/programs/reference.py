@@ -27,7 +27,7 @@ class Program(NamedTuple):
     Attributes:
         inputs: (name, kind, shape) of each input. The shapes have only numbers.
         dtype: Name of the dtype in which the module runs.
-        is_short: True if the property was written with x as its only input.
+        is_short: True if the property names no inputs, so that x is the only input.
     """
 
     build: str

@@ -36,8 +36,8 @@ class Settings:
     """The options of a run, checked and converted to values.
 
     Attributes:
-        subjects: Pairs (name of a property or of its subject, the subject that replaces the property's subject). If
-            empty, all properties are judged.
+        subjects: (name, subject) of each property to judge. `name` is the name of the property or of its own subject,
+            and `subject` is judged in place of its own subject. If empty, all properties are judged.
         known_failures: Files with known failures. SHIPPED_LIST stands for the file that comes with the package.
         start: How ranks start: 'forkserver', 'spawn' or 'auto'. See `Backend`.
         arithmetic: 'package.module:NAME' of the backend's own arithmetic. If '', this is the arithmetic of torch on the

@@ -15,7 +15,7 @@ START_ID = 0
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """First message of the server that forks ranks, to its parent.
+    """First message that the server of the ranks sends to its parent.
 
     Attributes:
         start: How the server starts ranks: 'forkserver' or 'spawn'.

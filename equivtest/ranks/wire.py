@@ -47,7 +47,7 @@ class _Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Reply(msgspec.Struct, frozen=True, array_like=True):
-    """A reply without its tensors' bytes, which are in `payload`, or in the file with the name `file`."""
+    """A reply without the bytes of its tensors. The bytes are in `payload`, or in the file with the name `file`."""
 
     request_id: int
     rank: int

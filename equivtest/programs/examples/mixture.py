@@ -41,7 +41,7 @@ class Mixture(nn.Module):
         return {"loss": torch.stack(terms).sum()}
 
     def term(self, name: str, piece: torch.Tensor) -> torch.Tensor:
-        """Returns a parameter's term in the loss, its product with a slice of x."""
+        """Returns a parameter's term in the loss, which is the product of the parameter and a slice of x."""
         return (self.get_parameter(name) * piece).sum()
 
 
@@ -83,7 +83,7 @@ SIZES = {
 def sgd(module: nn.Module) -> torch.optim.Optimizer:
     """Makes the optimizer SGD. Its updates are in proportion to the gradients, unlike the updates of Adam.
 
-    The optimizer updates one tensor after the other, because `foreach`, the default beyond the CPU, refuses DTensors
-    among plain tensors (torch 2.13.0).
+    The optimizer updates one tensor after the other. With `foreach=True`, which is the default on devices other than
+    the CPU, torch refuses DTensors among plain tensors (2.13.0).
     """
     return torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.5, foreach=False)
