@@ -273,7 +273,7 @@ def forget_batches() -> None:
 
 
 def _batch_of(cases: Sequence[ModuleCase], pool: Pool, limit_s: float) -> str:
-    """Returns 'mean of parts' or 'whole'.
+    """Returns the way in which the ranks divide the batch, 'mean of parts' or 'whole'.
 
     The ranks decide with the first case in whose dtype they can compute.
 

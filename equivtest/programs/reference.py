@@ -217,7 +217,7 @@ def _loss_in(program: Program, outputs: Mapping[str, Fact]) -> str:
 def call(module: nn.Module, positional: tuple[str, ...], inputs: Mapping[str, torch.Tensor]) -> object:
     """Calls the module on the inputs.
 
-    Inputs in `positional` are passed by position, all other inputs by name.
+    Inputs in `positional` are passed by position. All other inputs are passed by name.
     """
     others = {name: value for name, value in inputs.items() if name not in positional}
     given: object = module(*(inputs[name] for name in positional), **others)
@@ -283,7 +283,8 @@ def seeded() -> Iterator[None]:
     After the block the CPU's generator has the same state as before.
 
     The function does not call torch.manual_seed, which records its call stack once for each missing kind of device.
-    This takes longer than making a small module.  Source: _lazy_call of torch/cuda/__init__.py (2.13.0).
+    Recording the call stacks takes longer than making a small module.  Source: _lazy_call of torch/cuda/__init__.py
+    (2.13.0).
     """
     with torch.random.fork_rng(devices=[]):
         if torch.accelerator.is_available():

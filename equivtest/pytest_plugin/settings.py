@@ -37,7 +37,8 @@ class Settings:
 
     Attributes:
         subjects: (name, subject) of each property to judge. `name` is the name of the property or of its own subject,
-            and `subject` is judged in place of its own subject. If empty, all properties are judged.
+            and `subject` is judged in place of its own subject. If both are equal, the property's own subject is
+            judged. If empty, all properties are judged.
         known_failures: Files with known failures. SHIPPED_LIST stands for the file that comes with the package.
         start: How ranks start: 'forkserver', 'spawn' or 'auto'. See `Backend`.
         arithmetic: 'package.module:NAME' of the backend's own arithmetic. If '', this is the arithmetic of torch on the

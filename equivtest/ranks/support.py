@@ -43,8 +43,8 @@ class Finding:
     """The result of the probe of one collective.
 
     Attributes:
-        said: Error text of the rank that failed first. If values are wrong, the error text of the lowest rank with a
-            wrong value.
+        said: Error text of the rank that failed first. If values are wrong, this is the error text of the lowest rank
+            with a wrong value.
     """
 
     collective: str

@@ -328,7 +328,7 @@ class _Builder:
         return functools.reduce(operator.or_, parts, 0)
 
     def _best_row(self, target: int) -> CoveringRow | None:
-        """Tries TRIES cases with the combination `target`, and returns the one with the most uncovered combinations.
+        """Tries TRIES cases with the combination `target`, and returns the case with the most uncovered combinations.
 
         If no tried case has the target, the result is None.
         """

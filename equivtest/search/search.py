@@ -275,7 +275,7 @@ class Searching:
     def _run(self, case: Case, kind: str) -> list[Reply]:
         """Runs a case once more, to see a failure of `kind` again, and returns the replies.
 
-        If `kind` is a time-out, the time limit is shorter than the property's.
+        If `kind` is a time-out, the time limit is shorter than the property's time limit.
         """
         limit_s = self.prop.limit_s
         if kind == "timed_out":

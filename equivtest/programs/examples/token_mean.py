@@ -33,7 +33,8 @@ def adamw(module: nn.Module) -> torch.optim.Optimizer:
 class TokenMean:
     """One step of training.
 
-    The step reduces gradients after the last micro-batch, clips them by their total norm, and updates.
+    The step reduces gradients after the last micro-batch, clips the gradients by their total norm, and updates the
+    parameters.
 
     Attributes:
         own: Number of targets that are not ignored in each micro-batch of this rank.

@@ -274,8 +274,8 @@ def _require_output_dtype(case: ModuleCase, parallel: nn.Module) -> None:
 def _must_communicate(case: ModuleCase) -> bool:
     """True if every rank has the whole batch, so that a module without collectives cannot be parallel.
 
-    A mesh axis of one rank needs no communication.  Ranks with different rows need no such check, because their values
-    are wrong if the ranks never communicate.
+    A mesh axis of one rank needs no communication.  Ranks with different rows need no such check. If such ranks never
+    communicate, their values are wrong.
     """
     return min(case.mesh_shape) > 1 and case.batch == WHOLE and bool(case.parameter_names())
 

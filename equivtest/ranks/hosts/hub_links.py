@@ -71,7 +71,9 @@ class SlotLink:
         return self._heard_s - before
 
     def hear_beat(self, beat: messages.Beat) -> None:
-        """Computes the difference of the two clocks from the answer to a beat. Only the fastest answer so far counts.
+        """Computes the difference between the two hosts' clocks from the answer to a beat.
+
+        Only the fastest answer so far counts.
 
         Source: RFC 5905, on-wire protocol.
         """

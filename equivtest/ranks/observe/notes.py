@@ -32,8 +32,8 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
         kind: COLLECTIVE, OPERATION on plain tensors, or OPERATOR on DTensors.
         name: Method of a process group, or operator such as 'aten::mm.default'.
         given: The arguments of the call, converted by `packed`.
-        got: For a collective, its results. For an operation or operator, the returned value, then the tensors to which
-            the call wrote.
+        got: Results of the call. For an operation or operator, these are the returned value and then the tensors to
+            which the call wrote.
         group: For a collective, the world ranks of its group, in the group's order. For an operator, the ranks of its
             mesh.
         options: Further facts by name. The note of a call's beginning has 'phase' ('forward' or 'backward'). The end of
