@@ -119,7 +119,7 @@ WIDTH = BAR * len(BINS)
 
 
 def histogram_of(margins: Margins) -> Histogram:
-    """Returns the histogram of one tensor. The highest bar has the largest number of draws."""
+    """Returns the histogram of one tensor. The highest bar is for the bin with the largest number of draws."""
     largest = max(margins.bins.values(), default=0)
     parts, words = [], []
     for place, power in enumerate(BINS):

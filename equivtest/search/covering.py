@@ -214,7 +214,10 @@ class _Merging:
 
 
 def _at_least(most: int, sets: Iterable[int]) -> list[int]:
-    """Returns one set for each number from 1 to `most`. It has the combinations in at least that number of `sets`."""
+    """Returns one set for each number from 1 to `most`.
+
+    The set for a number has the combinations that are in at least that number of `sets`.
+    """
     found = [0] * most
     for each in sets:
         for place in range(most - 1, 0, -1):

@@ -285,7 +285,7 @@ class Searching:
         return [replace(reply, detail=reply.detail.replace(said, told, 1)) for reply in replies]
 
     def judge(self, case: Case, replies: Sequence[Reply], only: Target | None = None) -> list[Verdict]:
-        """Returns the verdicts on one run of a case, and records failures except known ones.
+        """Returns the verdicts on one run of a case, and records all failures except known failures.
 
         Args:
             only: A (claim, kind). If it is not None, only its claim is judged.

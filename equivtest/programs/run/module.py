@@ -252,7 +252,7 @@ def _parallelized(case: ModuleCase, mesh: DeviceMesh, whole: nn.Module, parallel
 
 
 def _require_output_dtype(case: ModuleCase, parallel: nn.Module) -> None:
-    """Declines the case if the program's mixed precision casts its outputs to a dtype other than the reference's.
+    """Declines the case if mixed precision casts the program's outputs to another dtype than the reference has.
 
     Source: MixedPrecisionPolicy.output_dtype in torch/distributed/fsdp/_fully_shard/_fsdp_api.py (2.13.0).
 

@@ -34,15 +34,15 @@ Keep = Callable[[str, torch.Tensor], None]
 
 
 class PartsMet(Boundaries):
-    """Passes to `keep` the inputs, outputs and gradients of the parts whose names match `patterns`.
+    """Calls `keep` with the inputs, outputs and gradients of the parts whose names match `patterns`.
 
     If several parts return or take the same tensor, the tensor has the name that the first of these parts gives it.
     This is so even if `patterns` does not match the first part, so that `patterns` changes no name.
 
     Args:
         patterns: Patterns (`fnmatch`) of names of submodules.
-        whole: Recorder of the whole module. It has the number of the current forward, and the inputs of the whole
-            module, which are not recorded as inputs of a part.
+        whole: Recorder of the whole module. The recorder knows the number of the current forward, and the inputs of the
+            whole module. These inputs are not recorded as inputs of a part.
     """
 
     def __init__(self, module: nn.Module, patterns: tuple[str, ...], keep: Keep, whole: WholeMet) -> None:
@@ -98,7 +98,7 @@ class PartsMet(Boundaries):
 
 
 class WholeMet:
-    """Passes a module's inputs and outputs, and their gradients, to `keep`.
+    """Calls `keep` with the inputs and outputs of a module, and with the gradients of these tensors.
 
     Attributes:
         num_calls: Number of calls of the module, without the recomputations of checkpointing.
