@@ -76,7 +76,7 @@ class EquivtestItem(pytest.Item):
         return self.path, self.line, self.name
 
     def hand_over(self, **fields: Any) -> None:
-        """Adds fields to the data that the controller gets with the report of this item."""
+        """Adds fields to the data that pytest sends to the controller, together with this item's report."""
         self.handover = msgspec.structs.replace(self.handover, **fields)
 
     def runtest(self) -> None:

@@ -46,9 +46,9 @@ def mesh_of(
     DeviceMesh(device, [3, 1]) makes a sorted group. Collectives of the group use ranks 1, 0 at the mesh's coordinates
     0, 1, and a DTensor has the wrong shards (torch 2.13.0).
 
-    The processes outside all meshes also make a group, in which nothing runs.  Otherwise they would be in fewer groups
-    than the other processes.  Then torch waits for ever if a later program makes groups with
-    `use_local_synchronization`, as FSDP2 does (finding 81).
+    The processes outside all meshes also make a group, in which nothing runs.  Without this group, these processes
+    would be in fewer groups than the processes of the meshes. Then torch would wait for ever if a later program made
+    groups with `use_local_synchronization`, as FSDP2 does (finding 81).
     """
     kind = torch.device(device).type
     if not groups:

@@ -118,7 +118,7 @@ class World:
 
     @property
     def alive(self) -> bool:
-        """True if the world accepts requests. Then there was no failure so far, and every process runs."""
+        """True if the world accepts requests. If so, no failure has happened so far, and every process runs."""
         return not self._ended and not any(process.wait(0.0) for process in self._ranks)
 
     @property

@@ -35,7 +35,7 @@ _read: dict[tuple[object, ...], Places] = {}
 def places_in(
     case: ModuleCase, mesh: DeviceMesh, parallel: nn.Module, handed: Mapping[str, nn.Parameter], make: Parallelize
 ) -> Places | None:
-    """Finds the elements of each parameter that this rank has.
+    """Finds which elements of each parameter this rank has.
 
     The result is None if each parameter is whole or a DTensor of the mesh.
 

@@ -87,7 +87,7 @@ def _environment() -> dict[str, str]:
 
 @cache
 def _store() -> Any:
-    """Returns the store at MASTER_PORT. Rank 0 serves the store until its process ends."""
+    """Returns the store that listens at MASTER_PORT. Rank 0 serves the store until the process of rank 0 ends."""
     told, served = distributed_c10d._get_default_store(), dist.TCPStore  # type: ignore[attr-defined]
     if dist.get_rank():
         return served(_host() or ADDRESS, int(told.get(PORT_KEY)), is_master=False)
