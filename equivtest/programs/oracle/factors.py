@@ -165,7 +165,7 @@ def without_factors(ran: Callable[[bool], Ran], held: HeldOf) -> Expected:
 def _tells_apart(left_in: Forced, taken_out: Forced) -> bool:
     """True unless the ranks' value at some boundary agrees with both runs.
 
-    If it agrees with both, the boundary's bound is too wide to show the factor.
+    If the value agrees with both runs, the boundary's bound is too wide to show the factor.
     """
     both = left_in.agreed.keys() & taken_out.agreed.keys()
     return all(

@@ -202,7 +202,7 @@ def ratio_of(whole: Whole, right: Bounded) -> float:
 
 
 def is_agreed(whole: Whole, right: Bounded) -> bool:
-    """True if the value of every rank, each replica included, is within its bound.
+    """True if the values of all ranks, and so of all replicas, are within the bound.
 
     If one rank has the whole tensor and all other ranks have zeros, the tensor agrees as a sum and not as replicas.
     """

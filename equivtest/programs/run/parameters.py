@@ -83,7 +83,7 @@ def _is_by_name(case: ModuleCase, mesh: DeviceMesh, parallel: nn.Module, handed:
 
 
 def _is_placed(case: ModuleCase, mesh: DeviceMesh, name: str, tensor: torch.Tensor) -> bool:
-    """True if a parameter of the unsharded module is a DTensor on the mesh, whose placements show this rank's part.
+    """True if a parameter is a DTensor on the mesh, and the DTensor's placements show this rank's part.
 
     The result is False for a strided shard on a mesh of one axis. Such a shard comes from a merged projection whose
     parts were divided separately. The module `tracing` finds the elements of the shard.
