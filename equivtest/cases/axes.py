@@ -50,8 +50,8 @@ def is_several(number: int) -> bool:
 def kind_of_mesh(mesh: Shape) -> tuple[bool, ...]:
     """Returns one bool for each axis of the mesh, True if the axis has several ranks: `(2, 1) -> (True, False)`.
 
-    As a `Label`, this function puts meshes into classes. A covering array then combines each class of meshes with other
-    values, instead of each mesh.
+    As a `Label`, this function puts meshes into classes. A covering array then combines other values with each class of
+    meshes. It does not combine other values with each mesh.
     """
     return tuple(map(is_several, mesh))
 

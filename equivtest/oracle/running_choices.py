@@ -129,7 +129,10 @@ def counts(operand: Ranged, *how: Any, **named: Any) -> Chosen:
 
 
 def mantissas(operand: Ranged) -> Chosen:
-    """Returns ((fractions, powers of two) of `torch.frexp`, True if every correct program gets the same powers)."""
+    """Returns the fractions and the powers of two that `torch.frexp` gives, and whether the powers are certain.
+
+    The powers are certain if every correct program gets the same powers.
+    """
     parts = Parts.of(operand)
     value, powers = torch.frexp(parts.value)
     others = [torch.frexp(parts.value.double() + sign * parts.error)[1] for sign in (-1, 1)]

@@ -23,8 +23,8 @@ class Covered:
     Attributes:
         strength: Number of axes that a combination has. It is 0 if the property has only random cases.
         judged: Combinations that occur in a case with a conclusion.
-        known: Combinations that occur only in cases without a conclusion, and in at least one known failure.
-        open: Combinations that occur only in cases without a conclusion and without a known failure.
+        known: Combinations that occur in no case with a conclusion, but in at least one known failure.
+        open: Combinations that occur in no case with a conclusion and in no known failure.
         infeasible: Combinations that no case can have.
         axes: Names of the axes, in the order in which they are drawn.
     """

@@ -135,7 +135,7 @@ class Life:
         return {index: self.given[f"op{number}.{kind}.{index}"][0] for index in indices}
 
     def look(self, number: int, refusal: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields by name copies of all tensors that exist after operation `number`, and the code of its refusal."""
+        """Yields (name, copy) of each tensor that exists after operation `number`, and of the code of its refusal."""
         here, store = f"after{number}", self.store
         yield f"{here}.refusal", torch.tensor(REFUSALS.index(refusal))
         yield f"{here}.status", torch.tensor([COUNTED.index(parameter.status) for _, parameter in self.parameters()])
