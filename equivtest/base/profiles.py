@@ -149,7 +149,7 @@ def plan(
 def plan_enumeration(profile: Profile, world_sizes: Iterable[int], num_parts: int) -> tuple[Part, ...]:
     """Returns the plans of the searches of a property's enumeration: `num_parts` for each world size.
 
-    The result is empty if the profile is a first look or a soak.
+    The result is empty for the profiles smoke and soak.
     """
     depth = 0 if profile.is_first_look or not profile.strength else 1 if profile.mixes_worlds else 2
     parts = range(num_parts if depth else 0)

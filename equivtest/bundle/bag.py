@@ -96,7 +96,7 @@ def read_bag(path: Path) -> Bag:
 
 
 def _files_of(archive: zipfile.ZipFile) -> dict[str, bytes | str]:
-    """Returns path in the bag -> content of the file, or the reason, as a string, why it cannot be read."""
+    """Returns the content of each file by its path in the bag, or the reason why a file cannot be read, as a string."""
     entries = [entry for entry in archive.infolist() if not entry.is_dir()]
     if len(entries) > MOST_FILES:
         raise Misuse(f"it has {len(entries):,} files, but a bundle has at most {MOST_FILES:,}")
@@ -139,7 +139,7 @@ def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, left: int) -> byt
     except _BROKEN as error:
         return f"cannot be read: {shorten(str(error)) or type(error).__name__}"
     if len(data) > left:
-        raise Misuse(f"its files have more than {MOST_BYTES >> 20} MiB, the limit for a bundle")
+        raise Misuse(f"the files of the bundle have more than {MOST_BYTES >> 20} MiB together, which is the limit")
     return data
 
 

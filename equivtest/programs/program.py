@@ -113,11 +113,11 @@ def module_property(
     options: Mapping[str, Sequence[Any]] | None = None,
     **grouped: Any,
 ) -> ProgramProperty:
-    """The older form of `program`, in which the fields of the groups are passed beside the other arguments.
+    """The older form of `program`, in which the fields of `Training`, `World` and `Judge` are arguments.
 
     Args:
         build, parallelize, inputs, sizes, positional, batch, options: See `program`.
-        x_shapes: The shapes that `program` takes as a list of `inputs`.
+        x_shapes: A list of shapes, which `program` has as its argument `inputs`.
         grouped: Fields of `Training`, `World` and `Judge`.
 
     Raises:

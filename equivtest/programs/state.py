@@ -77,7 +77,7 @@ def _require_same_state(case: ModuleCase) -> None:
 
 
 def require_own_norms(case: ModuleCase, parallel: nn.Module) -> None:
-    """Raises PropertyMisuse if a case without a contract has a parallel batch norm that is not one of OWN_NORMS.
+    """Raises PropertyMisuse if `state` is not set and the parallel module has a batch norm other than OWN_NORMS.
 
     The statistics of SyncBatchNorm, and of classes of other libraries that derive from it or from BatchNorm, may cover
     the rows of all ranks.

@@ -178,10 +178,10 @@ def _as_declined(replies: list[Reply]) -> list[Reply]:
 
 
 def _as_agreed(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
-    """Returns the replies. A reply that names a refused collective gets 'raised', unless the refusal is credible.
+    """Returns the replies. If a refusal is not credible, the outcome of each reply that names it becomes 'raised'.
 
-    A refusal is credible if all ranks name the same collectives and no probe of these collectives worked. A collective
-    without a probe may be refused.
+    A refusal is credible if all ranks name the same collectives and no probe of these collectives worked. The
+    refusal of a collective that has no probe is credible too.
     """
     named = {reply.lacking for reply in replies if reply.outcome != "not_in_mesh"}
     lacking = sorted(set().union(*named))

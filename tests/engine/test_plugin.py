@@ -331,7 +331,7 @@ def test_mistake_in_a_test_file_is_reported_in_one_line_with_file_and_line(pytes
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_exception_broken_setup_ends_the_pytest_session(pytester: pytest.Pytester, workers: str) -> None:
+def test_pytest_session_ends_if_the_setup_of_ranks_is_broken(pytester: pytest.Pytester, workers: str) -> None:
     make_suite(pytester, "a_broken")
 
     result = run_suite(pytester, UNKNOWN, "-n", workers, subprocess=True)

@@ -310,7 +310,7 @@ def _proved(case: OperatorCase, given: Tensors) -> Founds:
     odd = case.world_size // (case.world_size & -case.world_size)
     for name in case.passed_on if odd > 1 else ():
         if bool(torch.fmod(found[name].double(), odd * FINEST).any()):
-            raise InexactData(f"{name} is not a multiple of {odd}, by which a subject may divide it")
+            raise InexactData(f"{name} is not a multiple of {odd}, and the operator may divide {name} by {odd}")
     return {name: Found(value.double(), None, PROVED) for name, value in found.items()}
 
 

@@ -168,7 +168,7 @@ def _boundaries(case: ModuleCase, capture: Capture) -> Answers:
 
 
 def _told(case: ModuleCase, tensor: torch.Tensor) -> DTensor | Placed:
-    """Returns the tensor in the form in which a subject returns it.
+    """Returns a tensor of the program in the form in which ranks return tensors to the oracle.
 
     A DTensor on the whole mesh stays unchanged, if the batch is not divided.
 

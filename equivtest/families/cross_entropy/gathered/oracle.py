@@ -65,7 +65,9 @@ def bound_gathered(case: GatheredCrossEntropyCase, index: int) -> dict[str, Boun
 
 
 class _Loss:
-    """Computes the loss and the gradient of the log-softmax y, with bounds. The operations and their order are torch's.
+    """Computes the loss and its gradient with respect to the log-softmax y, each with a bound.
+
+    The operations and their order are torch's.
 
     Attributes:
         weights: One weight per class, a float64 tensor. All weights are 1 if the case has none.
