@@ -67,6 +67,7 @@ class Backend:
     imports: tuple = ()
     start: str = "auto"
     arithmetic: str = ""
+    environment = {}
 
     @property
     def is_gloo_on_cpu(self):
