@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.module import module_property
 from equivtest.property import Property
 from equivtest.pytest_plugin.suite import shipped
-from equivtest.ranks.messages import FAULTS, Fault
+from equivtest.ranks.messages import FAULTS, NO_FAULT, Fault
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.report import audits
@@ -57,6 +58,25 @@ def test_audit_draws_more_cases_if_no_claim_failed_in_the_first(pool: Pool) -> N
     found = audit(shipped()["dtensor_cross_entropy"], pool, KnownFailures(), (2,), limits.DTYPES)
 
     assert found.cases > limits.AUDIT_CASES and found.problem == ""
+
+
+@pytest.mark.ranks
+def test_second_round_of_an_audit_has_its_own_visits_and_repeats_no_case(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases: list[Any] = []
+    run = Pool.run
+
+    def noted(self: Pool, subject: str, case: Any, **how: Any) -> Any:
+        cases.append((case, how["fault"]))
+        return run(self, subject, case, **how)
+
+    monkeypatch.setattr(limits, "AUDIT_VISITS", 2)
+    monkeypatch.setattr(Pool, "run", noted)
+    found = audit(shipped()["dtensor_cross_entropy"], pool, KnownFailures(), (2,), limits.DTYPES)
+
+    assert found.cases > limits.AUDIT_CASES
+    assert Counter(case for case, fault in cases if fault == NO_FAULT).most_common(1)[0][1] == 2
 
 
 @pytest.mark.ranks

@@ -463,6 +463,11 @@ SGLANG, DEBUG_MODE = (
 )
 
 
+def test_missing_path_with_the_name_of_a_dump_is_not_called_a_dump(tmp_path: Path) -> None:
+    with pytest.raises(Misuse, match="cannot be read as a folder: No such file"):
+        CapturedRun(tmp_path / "name=x___dump_index=1.pt")
+
+
 @pytest.mark.parametrize("is_other", [False, True], ids=["run", "other run"])
 @pytest.mark.parametrize(
     ("write", "words"),
