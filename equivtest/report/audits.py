@@ -20,13 +20,7 @@ HEAD = ("property", "collective", "fault", "runs", "rejected", "by")
 
 
 def in_lines(audits: Iterable[Audited]) -> list[str]:
-    """Returns the summary's lines on audits.
-
-    A property whose claims check each of its collectives has no line.
-
-    A line reports an audit that waits, claims that show nothing, collectives that no claim checks, or a spoiled
-    collective that hung the program.
-    """
+    """Returns a line for each audit that waits, hangs, shows nothing or finds collectives that no claim checks."""
     lines = []
     for found in audits:
         if found.waits:
@@ -52,10 +46,7 @@ def in_lines(audits: Iterable[Audited]) -> list[str]:
 
 
 def rows_of(audits: Iterable[Audited]) -> Iterator[tuple[str, ...]]:
-    """Yields the table's rows, with the columns of `HEAD`. Each row is for a collective and a kind of planted fault.
-
-    A property without such rows has one row, which states the reason.
-    """
+    """Yields a row for each collective and kind of planted fault, or one row with the reason why there is none."""
     for found in audits:
         for row in found.rows:
             by = ", ".join(f"{claim} {count}" for claim, count in Counter(row.by).most_common())
@@ -67,7 +58,6 @@ def rows_of(audits: Iterable[Audited]) -> Iterator[tuple[str, ...]]:
 
 
 def table(audits: Sequence[Audited]) -> list[str]:
-    """Returns the audits' table as lines, then the lines of `in_lines`, then the number of cases and the seconds."""
     if not audits:
         return []
     rows = [HEAD, *rows_of(audits)]
@@ -79,7 +69,6 @@ def table(audits: Sequence[Audited]) -> list[str]:
 
 
 def as_csv(audits: Iterable[Audited]) -> str:
-    """Returns the rows of `rows_of` as CSV, after a line with the names of `HEAD`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEAD)

@@ -13,18 +13,16 @@ from equivtest.report.tally import Tally
 from equivtest.verdicts.verdict import CONCLUSIVE
 
 OTHERS = ("inconclusive", "known", "not_supported", "declined")
-"""Kinds of verdict besides the conclusive ones."""
 
 HEAD = ("property", "claim", "world size", "dtype", "shards", "conclusive", *OTHERS)
 
 
 @dataclass(frozen=True)
 class ClaimCell:
-    """The number of verdicts of each kind on one claim in one cell (world size, dtype, shard kind).
+    """Counts the verdicts of each kind on one claim in one cell.
 
     Attributes:
-        dtype: Name of the dtype. It is 'any' if the claim does not need verdicts in each dtype. Then the counts cover
-            all dtypes.
+        dtype: Name of the dtype. It is 'any', over all dtypes, if the claim does not need verdicts in each dtype.
     """
 
     property_name: str
@@ -36,7 +34,6 @@ class ClaimCell:
 
     @property
     def conclusive(self) -> int:
-        """Number of verdicts that decide if the claim holds."""
         return sum(self.counts[kind] for kind in CONCLUSIVE)
 
     @property
@@ -52,10 +49,7 @@ class ClaimCell:
 
 
 def cells_of(tally: Tally) -> list[ClaimCell]:
-    """Returns one `ClaimCell` for each claim of a property and each cell in which the claim has to be judged.
-
-    If a claim has no verdict at all on some world size, the cells of that claim and world size are left out.
-    """
+    """Returns a `ClaimCell` for each claim and required cell, except world sizes on which the claim has no verdict."""
     counts = Counter[tuple[str, int, str, str, str]]()
     for ((size, dtype, kind), claim, _), verdicts in tally.claim_cells.items():
         for verdict, number in verdicts.items():
@@ -79,7 +73,6 @@ def _dtype(tally: Tally, claim: str, dtype: str) -> str:
 
 
 def as_csv(tallies: Iterable[Tally]) -> str:
-    """Returns the cells of every property as CSV, after a line with the names of `HEAD`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEAD)
@@ -88,11 +81,7 @@ def as_csv(tallies: Iterable[Tally]) -> str:
 
 
 def in_words(tally: Tally) -> str:
-    """Returns a line on a property's cells, or '' if there are no cells.
-
-    The line has the number of cells that need more conclusive verdicts, the number of cells with too large a share of
-    inconclusive verdicts, and the cell with the fewest conclusive verdicts.
-    """
+    """Returns a line on the cells that need more conclusive verdicts and on the cell with the fewest, or ''."""
     cells = cells_of(tally)
     if not cells:
         return ""

@@ -1,8 +1,4 @@
-"""Compares two runs.
-
-The comparison finds claims that got worse or better, claims that only one run judged, slower properties, and draws that
-differ.
-"""
+"""Compares two runs: their claims, the combinations of values in their cases, their durations and their draws."""
 
 from __future__ import annotations
 
@@ -23,17 +19,16 @@ from equivtest.verdicts.verdict import FAILING
 
 SCHEMA = 1
 SLOWER_RATIO, SLOWER_FLOOR_S = 1.5, 5.0
-"""Limits from which a property counts as slower: the ratio, and the difference in seconds, of the time for common
-cases."""
+"""A property is slower if its time for common cases grew by at least this ratio and at least these seconds."""
 
 HOLDS, KNOWN, FAILS, OPEN = "holds", "known to fail", "fails", "open"
 RANKS = {HOLDS: 0, KNOWN: 1, FAILS: 2}
-"""Outcomes of a judged claim, the best first; a higher number is worse."""
+"""Outcome of a claim -> rank.  A higher rank is worse."""
 OUTCOMES = {"passed": HOLDS, "xfailed": KNOWN, "failed": FAILS, "skipped": OPEN}
 
 CATEGORIES = ("worse", "no longer judged", "better", "newly judged", "slower", "different")
 CAUSES = {"worse": ("worse", "no longer judged"), "slower": ("slower",), "different": CATEGORIES, "never": ()}
-"""Name that --fail-on takes -> the categories of changes that it stands for."""
+"""Name that --fail-on takes -> the categories of changes for which the exit code is then 1."""
 NUM_SHOWN = 20  # lines of each category in the text
 
 Key = tuple[str, str]
@@ -47,11 +42,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         category: One of CATEGORIES.
-        property_name: Name of the property. In JSON the field is called 'property'.
-        claim: Name of the claim. It is '' if the difference concerns the whole property.
         old, new: What the old run and the new run show, as text.
-        number: Number of verdicts, pairs of values or draws that differ. It is 0 if only the outcome differs.
-        example: The first difference, such as a case as code.
     """
 
     category: str
@@ -70,8 +61,6 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """Numbers of claims, of covered combinations of values, and of verdicts in one run."""
-
     claims: int
     combinations: int
     verdicts: int
@@ -83,7 +72,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         schema: Version of this form.
         environments: Name -> (OLD's value, NEW's value) for each fact that differs between the runs' environments.
-        old, new: Numbers of the claims, combinations and verdicts that the old run and the new run judged.
         failed_on: Categories of the changes for which the exit code is 1.
     """
 
@@ -100,7 +88,6 @@ class _Side:
     """The results of one of the two runs, arranged for the comparison.
 
     Attributes:
-        outcomes: Outcome of each claim.
         verdicts: (property, claim) -> draw -> kind of the verdict.
         draws: Property -> draw -> its whole record except verdicts and durations.
         seconds: Property -> case -> the longest time that a rank spent on the case.
@@ -123,7 +110,6 @@ class _Side:
 
     @property
     def num_failing(self) -> int:
-        """Number of claims that fail."""
         return sum(outcome == FAILS for outcome in self.outcomes.values())
 
     @property
@@ -136,11 +122,7 @@ class _Side:
 
 
 def parse_causes(text: str) -> tuple[str, ...]:
-    """Splits the value of --fail-on at commas. Returns the categories of changes that the names stand for.
-
-    Raises:
-        Misuse: a name is unknown.
-    """
+    """Returns the categories of changes for which the names in --fail-on stand.  Raises Misuse for an unknown name."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in CAUSES:
@@ -149,11 +131,7 @@ def parse_causes(text: str) -> tuple[str, ...]:
 
 
 def compare(old: Run, new: Run, causes: Collection[str] = CAUSES["worse"]) -> Comparison:
-    """Compares two runs by claim, by combination of values, by duration and by draw.
-
-    Args:
-        causes: Categories of changes that make the exit code 1.
-    """
+    """Compares two runs by claim, by combination of values, by duration and by draw."""
     sides = _side_of(old), _side_of(new)
     changes = sorted(
         [
@@ -179,8 +157,8 @@ def compare(old: Run, new: Run, causes: Collection[str] = CAUSES["worse"]) -> Co
 def _in_tests(old: Run, new: Run, sides: tuple[_Side, _Side]) -> Iterator[Change]:
     """Yields a change if the number of failed tests differs, or if tests that are no claims fail for a new cause.
 
-    A test may fail although no claim fails. The cause is a fault of the backend, a known failure that no longer fails,
-    or a required cell without a conclusion. A new cause is a change even if equally many claims no longer fail.
+    A test may fail although no claim fails.  The cause is a fault of the backend, a known failure that no longer fails,
+    or a required cell without a conclusion.
     """
     before, after = (run.environment["failed"] for run in (old, new))
     others = [max(0, failed - side.num_failing) for failed, side in zip((before, after), sides, strict=True)]
@@ -201,11 +179,10 @@ def _causes_only_in(run: Run, other: Run) -> list[str]:
 
 
 def _kind_of_fault(fault: BackendFault) -> str:
-    """Returns the collective, dtype, number of ranks and kind of a fault.
+    """Returns the part of a fault's text that is equal in all runs of the same backend.
 
-    For a rank that died between two visits the result is ''.
-
-    The rest of the text has values, ranks and cases that differ between runs of the same backend.
+    That is the collective, the dtype, the number of ranks and the kind of the fault.  The rest has values, ranks and
+    cases.  For a rank that died between two visits the result is ''.
     """
     return fault.text.partition(": ")[0] if fault.collective else ""
 
@@ -228,7 +205,7 @@ OF_ONE_RUN = frozenset(
         "state", "complete", "failed", "concluded",
     }
 )  # fmt: skip
-"""Facts of an environment that may differ between any two runs, so the comparison leaves them out."""
+"""Facts that may differ between any two runs.  The comparison leaves them out."""
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -257,7 +234,7 @@ def _outcome_of(kind: str) -> str:
 
 
 def _category(old: str, new: str) -> str:
-    """Returns the category of a change from outcome `old` to `new`, such as 'worse', or '' if nothing changed."""
+    """Returns the category of a change of outcome, or '' if nothing changed."""
     if new == FAILS != old:
         return "worse"
     if old in RANKS and new in RANKS:
@@ -278,10 +255,7 @@ def _in_claims(old: _Side, new: _Side) -> Iterator[Change]:
 
 
 def _in_verdicts(key: Key, old: Mapping[Draw, str], new: Mapping[Draw, str]) -> Iterator[Change]:
-    """Yields the changes of one claim's verdicts. There is one change for each category, with its number of draws.
-
-    If the two runs judge different numbers of draws, a change for this is yielded too.
-    """
+    """Yields one change for each category in which verdicts changed, and one if the numbers of draws differ."""
     found: defaultdict[str, list[Draw]] = defaultdict(list)
     for draw in old.keys() & new.keys():
         found[_category(old[draw], new[draw])].append(draw)
@@ -327,7 +301,7 @@ def _in_draws(old: _Side, new: _Side) -> Iterator[Change]:
 
     The first change is about draws that only one run has. The second change is about draws that differ.
 
-    Draws differ if their margins or other recorded data differ. Verdicts and durations are compared elsewhere.
+    Verdicts and durations are compared elsewhere.
     """
     for name in dict.fromkeys([*old.draws, *new.draws]):
         before, after = old.draws[name], new.draws[name]
@@ -350,7 +324,6 @@ def _change(category: str, key: Key, old: str, new: str, number: int = 0, exampl
 
 
 def in_words(comparison: Comparison) -> list[str]:
-    """Returns the comparison as lines of text."""
     lines = [f"{name}: {_short(old)} -> {_short(new)}" for name, (old, new) in comparison.environments.items()]
     for word in ("claims", "combinations", "verdicts"):
         old, new = getattr(comparison.old, word), getattr(comparison.new, word)

@@ -10,7 +10,7 @@ from equivtest.report.columns import aligned
 from equivtest.report.handover import Coverage
 
 Value = tuple[str, str]
-"""Name of an axis from which cases are drawn, and the value of a case on it, in words."""
+"""(axis from which cases are drawn, a case's value on this axis as text)."""
 
 Combination = tuple[str, tuple[Value, ...]]
 """Name of the covering array, and one value of each of several axes."""
@@ -26,7 +26,6 @@ class Covered:
         known: Combinations that occur in no case with a conclusion, but in at least one known failure.
         open: Combinations that occur in no case with a conclusion and in no known failure.
         infeasible: Combinations that no case can have.
-        axes: Names of the axes, in the order in which they are drawn.
     """
 
     strength: int = 0
@@ -39,8 +38,7 @@ class Covered:
     def add(self, coverage: Coverage) -> None:
         """Adds the combinations of one search's cases.
 
-        A combination that occurs in several cases counts once. If one of the cases is judged, the combination counts as
-        judged. Otherwise, if one of the cases is known to fail, it counts as known. Otherwise it counts as open.
+        If several cases have the same combination, the best state of these cases counts: judged, then known, then open.
         """
         self.strength = coverage.strength
         for row in coverage.rows:
@@ -55,10 +53,7 @@ class Covered:
 
     @property
     def text(self) -> str:
-        """Text such as '40 pairs of values covered, 2 open, 3 infeasible'.
-
-        The text is '' if the property has no covering array.
-        """
+        """Text such as '40 pairs of values covered, 2 open, 3 infeasible', or '' without a covering array."""
         if not self.strength:
             return ""
         what = {1: "values", 2: "pairs of values"}.get(self.strength, f"combinations of {self.strength} values")
@@ -68,10 +63,7 @@ class Covered:
 
     @staticmethod
     def all_of(parts: Iterable[Covered]) -> str:
-        """Adds up the numbers of several properties. Returns text such as 'pairs of values: 80 covered, 3 infeasible'.
-
-        The text is '' if no property has a covering array.
-        """
+        """Adds up several properties and returns text such as 'pairs of values: 80 covered, 3 infeasible', or ''."""
         parts = [part for part in parts if part.strength]
         if not parts:
             return ""
@@ -85,13 +77,10 @@ class Covered:
         return f"{'pairs of values' if parts[0].strength == 2 else 'values'}: {words}"
 
     def matrix(self) -> list[tuple[str, list[str]]]:
-        """Returns a table with the number of covered pairs of values for each two axes.
+        """Returns how many pairs of values are covered for each two axes, as (axis, one cell for each earlier axis).
 
-        Infeasible pairs do not count. The table is [] unless combinations have two axes.
-
-        Returns:
-            One row for each axis: (the axis's name, one cell for each earlier axis). The cell '5/6' means that 5 of 6
-                pairs are covered. The cell '6' means that all 6 pairs are covered.
+        The cell '5/6' means that 5 of 6 feasible pairs are covered. '6' means that all 6 are.  The result is [] unless
+        combinations have two axes.
         """
         if self.strength != 2:
             return []
@@ -116,10 +105,6 @@ def _share(judged: int, left: int) -> str:
 
 
 def table(rows: Sequence[tuple[str, int, Covered]]) -> list[str]:
-    """Returns the lines of a table of properties.
-
-    Each line has the number of a property's cases, and the number of combinations that these cases cover.
-    """
     head = ("property", "cases", "covered", "known", "open", "infeasible")
     lines = [
         (name, str(cases), *(f"{len(part):,}" for part in (found.judged, found.known, found.open, found.infeasible)))

@@ -1,4 +1,4 @@
-"""Draws the pictures of a page, which are elements of a wrong tensor on each rank, and histograms of margins.
+"""Draws the pictures of the report's page: the elements of a wrong tensor on each rank, and histograms of margins.
 
 Each picture is a path of an inline SVG, which needs no other file, and a text for a screen reader.
 """
@@ -15,11 +15,11 @@ from equivtest.verdicts.drawing import Drawing, HeldElements, is_drawable
 CELL, GAP = 16, 2  # of an element, in CSS pixels
 LEFT, TOP = 34, 16  # room for the indices of rows and columns
 MOST_INDICES = 40
-"""Rows or columns, beyond which their indices are left out."""
+"""If a picture has more rows or columns than this, it shows no indices."""
 WRAP = 16
-"""Elements of a vector in one row."""
+"""Number of elements in one row of the picture of a vector."""
 MOST_NAMED = 8
-"""Wrong elements that a text names."""
+"""Number of wrong elements that the text for a screen reader names."""
 BAR, HEIGHT = 14, 26  # of a histogram, in CSS pixels
 
 
@@ -27,7 +27,6 @@ class RankPicture(NamedTuple):
     """One rank's elements in a grid of the global tensor.
 
     Attributes:
-        text: Description of the picture for a screen reader.
         outlines, right, wrong, crosses: Paths that draw all elements, the rank's right elements, the rank's wrong
             elements, and the crosses on the wrong elements.
         labels: (x, y, index) of rows and columns.
@@ -45,10 +44,7 @@ class RankPicture(NamedTuple):
 
 
 def pictures_of(drawing: Drawing) -> list[RankPicture]:
-    """Returns a picture for each rank.
-
-    If the drawing is invalid, the list is empty. Only a log that another program wrote can have an invalid drawing.
-    """
+    """Returns a picture for each rank, or [] for an invalid drawing, which only another program's log can contain."""
     return [_picture(drawing.shape, held) for held in drawing.ranks] if is_drawable(drawing) else []
 
 
@@ -83,10 +79,6 @@ def _picture(shape: tuple[int, ...], held: HeldElements) -> RankPicture:
 
 
 def _columns_of(shape: tuple[int, ...]) -> int:
-    """Returns the number of columns, which is the size of the last dim.
-
-    A long vector has WRAP columns, and continues in the next row.
-    """
     last = max(1, shape[-1]) if shape else 1
     return min(last, WRAP) if len(shape) == 1 else last
 
@@ -109,8 +101,6 @@ def _index(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class Histogram(NamedTuple):
-    """Numbers of draws by margin, in the bins of `margins.BINS`, and a text with these numbers."""
-
     text: str
     path: str
 
@@ -119,7 +109,6 @@ WIDTH = BAR * len(BINS)
 
 
 def histogram_of(margins: Margins) -> Histogram:
-    """Returns the histogram of one tensor. The highest bar is for the bin with the largest number of draws."""
     largest = max(margins.bins.values(), default=0)
     parts, words = [], []
     for place, power in enumerate(BINS):

@@ -1,4 +1,4 @@
-"""Writes the files of --report, which are JSON lines for machines, text for logs and HTML for people."""
+"""Writes the files of --report: JSON lines for programs, text for logs and HTML for people."""
 
 from __future__ import annotations
 
@@ -73,11 +73,7 @@ def _as_line(record: Record) -> str:
 
 
 def begin_report(directory: Path, environment: Mapping[str, Any]) -> None:
-    """Writes a report that says that the run has begun. If the run is killed, this report remains.
-
-    Raises:
-        BrokenSetup: a file cannot be written.
-    """
+    """Writes a report on a begun run, in case the run is killed.  Raises BrokenSetup if a file cannot be written."""
     texts = {
         "summary.txt": f"{headline(environment, ())}\n",
         "environment.json": json.dumps(environment, indent=2) + "\n",
@@ -132,7 +128,7 @@ def as_html(
 
 
 def identity(environment: Mapping[str, Any]) -> str:
-    """Returns one line with the versions, backend, device and profile of the run. Unknown facts are left out."""
+    """Returns one line with the versions, backend, device and profile of the run."""
     commit = str(environment.get("equivtest_commit") or "")[:12]
     words = {
         "equivtest": f"equivtest {{}}{f' ({commit})' * bool(commit)}",
@@ -146,11 +142,7 @@ def identity(environment: Mapping[str, Any]) -> str:
 
 
 def write_picture(path: Path, runs: Sequence[tuple[str, PartTree]]) -> None:
-    """Writes the page of `equivtest judge --picture`, with the text and the tree of submodules of each run.
-
-    Raises:
-        BrokenSetup: the file cannot be written.
-    """
+    """Writes the page of `equivtest judge --picture`.  Raises BrokenSetup if the file cannot be written."""
     page = _rendered(PICTURE, runs=[(text, tree.rows()) for text, tree in runs])
     _write(path.parent, {path.name: page})
 
@@ -182,20 +174,16 @@ def cell_grid(tally: Tally) -> dict[str, Any]:
 
 
 def plotted(tally: Tally) -> list[tuple[Sequence[str], drawn.Histogram]]:
-    """Returns (row, histogram) for each tensor.
-
-    The row is the tensor's row in the margins' table, without the columns of the bins.
-    """
+    """Returns (tensor's row in the table of margins without the columns of bins, histogram) for each tensor."""
     table = margins.merged([tally.margins])
     plain = (row[: margins.NUM_PLAIN] for row in margins.rows(table))
     return list(zip(plain, map(drawn.histogram_of, table.values()), strict=True))
 
 
 def overview(tallies: Sequence[Tally]) -> tuple[list[str], list[tuple[str, list[tuple[int, int] | None]]]]:
-    """Returns (dtypes, rows), with one row (name, entries) for each property.
+    """Returns (dtypes, rows), with one row (property's name, entries) for each property.
 
-    There is one entry for each dtype. An entry is (number of cells with a conclusion, number of cells), or None if
-    there is no cell.
+    An entry counts (cells with a conclusion, cells) of one dtype.  It is None if the property has no cell of the dtype.
     """
     dtypes = list(dict.fromkeys(dtype for tally in tallies for _, dtype, _ in tally.cells))
     rows = []
@@ -216,5 +204,4 @@ def _cell(tally: Tally, key: tuple[int, str, str]) -> tuple[int, int]:
 
 
 def unsupported_cells(tally: Tally) -> list[tuple[int, str, str, int, str]]:
-    """Returns (world size, dtype, shard kind, number of verdicts, reason) for each cell that the backend cannot run."""
     return [(*cell, count, reason) for (cell, reason, _), count in sorted(tally.lacking.items())]

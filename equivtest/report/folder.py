@@ -14,14 +14,13 @@ from equivtest.base.files import PART
 from equivtest.errors import Misuse
 
 FAILURES = "failures"
-"""Name of the subfolder for replay files."""
 NAMES = frozenset(
     {
         "report.html", "junit.xml", "verdicts.jsonl", "cells.csv", "audit.csv", "summary.txt", "environment.json",
         "run.jsonl.gz",
     }
 )  # fmt: skip
-"""Names of the files that equivtest writes into the folder; other files belong to the user and stay."""
+"""Names of files that equivtest writes and replaces.  All other files in the folder belong to the user and stay."""
 _REPLAY = re.compile(r".+-[a-z_]+-[a-z_]+-[0-9a-f]{8}\.json")
 
 
@@ -42,11 +41,7 @@ class ReportFolder:
         self._lock = _lock(path)
 
     def clear(self) -> None:
-        """Removes the files of an earlier run, including junit.xml and replay files.
-
-        Raises:
-            Misuse: a file cannot be removed.
-        """
+        """Removes the files of an earlier run, including junit.xml and replay files.  Raises Misuse if one stays."""
         for path in _left_in(self.path):
             try:
                 path.unlink()
@@ -63,7 +58,6 @@ class ReportFolder:
 
 
 def _left_in(folder: Path) -> Iterator[Path]:
-    """Yields each file in the folder that an earlier run wrote as a part of its report."""
     yield from (path for path in sorted(folder.iterdir()) if path.name in NAMES or PART.fullmatch(path.name))
     failures = folder / FAILURES
     if failures.is_dir():
@@ -72,13 +66,7 @@ def _left_in(folder: Path) -> Iterator[Path]:
 
 
 def _lock(path: Path) -> int:
-    """Opens and locks the folder, and returns its descriptor.
-
-    If the file system does not support locks, the folder is not locked.
-
-    Raises:
-        Misuse: another run has locked the folder.
-    """
+    """Opens and locks the folder, and returns its descriptor.  Without locks in the file system, it only opens."""
     lock = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -93,10 +81,7 @@ def _lock(path: Path) -> int:
 
 
 def _owner(path: Path) -> str:
-    """Describes the run that writes to the folder, as ' (process 17, started 2026-11-02T10:00:00Z)'.
-
-    If the run is unknown, the text is ''.
-    """
+    """Returns ' (process 17, started 2026-11-02T10:00:00Z)' for the run that writes to the folder, or '' if unknown."""
     try:
         data = json.loads((path / "environment.json").read_text(encoding="utf-8"))
         return f" (process {data['process']}, started {data['started']})"

@@ -12,27 +12,24 @@ if TYPE_CHECKING:
     from equivtest.property import Property
 
 TORCHS = "fails on gloo and the CPU too"
-"""Beginning of the reason for a failure that the reference, gloo on the CPU, shows too, so the backend is not to blame.
-
-See `equivtest.search.differential`.
-"""
+"""Beginning of the reason for a failure that gloo on the CPU shows too, so that the backend is not to blame."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A line of verdicts.jsonl, with the verdicts of all claims on one draw, which is one set of values of a case.
+    """A line of verdicts.jsonl: the verdicts of all claims on one draw.
 
     Attributes:
         schema: Version of this form.
         case: The case as `equivtest.cases.case.to_data` writes it.
         busy_s: The longest time that a rank spent on the case, in seconds.
-        lacking, refused: `lacking` describes what the backend lacks, and is None if the backend supports the case.
-            `refused` has 'dtype:function' of each collective that the backend refused.
+        lacking: What the backend lacks. None if the backend supports the case.
+        refused: 'dtype:function' of each collective that the backend refused.
         declined: The reason why the program does not support the case. None if the program supports the case.
         verdicts: Claim -> kind of its verdict.
-        margins, tensor_margins: `margins` is claim -> margin, and `tensor_margins` is tensor -> margin. A margin is the
-            largest error divided by the allowed error.
+        margins: Claim -> margin, the largest error divided by the allowed error.
+        tensor_margins: Tensor -> margin.
         known: Claim -> reason of the known failure. The reason begins with TORCHS if gloo on the CPU fails too.
-        parts: Boundary tensor of a submodule -> its margin (error / allowed error), or None if there is no conclusion.
+        parts: Boundary tensor of a submodule -> its margin, or None if there is no conclusion.
         begins: The first wrong tensor of `parts`, or ''.
         factors: Tensor -> factor between the ranks' gradient and the unsharded gradient. There are entries only if the
             program's backward applies such a factor and the program divides the factor out again later.
@@ -65,9 +62,6 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """The smallest failing case of one claim and one kind of failure that a search has found.
 
     Attributes:
-        message: The whole message of the failure.
-        replay: Path of the case's replay file.
-        case: The case as code.
         fault: The cause, such as 'collective: ...'. It is '' if the cause was not searched for.
         history: What ran before the case failed, if the case alone does not fail. Otherwise ''.
         drawing: The elements of the first wrong tensor on each rank, if it is small and has wrong values.
@@ -88,12 +82,10 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a property as plain data, for the list of a run's properties.
 
     Attributes:
-        path, name: Path of the property's file, and the property's name in the file.
         of_any_dtype: Claims that do not need verdicts in every dtype.
         conclusive_dtypes, conclusive_shards: Dtypes and shard kinds that need conclusions. If empty, all of them need
             conclusions.
         shards: False if the subject's tensors are not sharded, so that every case counts as even.
-        has_audit: True if the run audits the property.
         planned: Labels of the property's planned searches and audit.
         line: Line of the property in its file, counted from 0. None if the line is unknown.
     """
@@ -114,17 +106,12 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """Node id under which pytest reports the property's claims."""
         return f"{self.path}::{self.name}"
 
 
 def listed_of(
     prop: Property, *, path: str, name: str, planned: tuple[str, ...], has_audit: bool, line: int | None = None
 ) -> Listed:
-    """Returns the description of a property for the list of a run.
-
-    All arguments except `prop` are fields of `Listed`.
-    """
     return Listed(
         path=path,
         name=name,
@@ -157,7 +144,6 @@ class AuditRow(msgspec.Struct, kw_only=True):
     """Numbers of runs with one kind of fault in one collective.
 
     Attributes:
-        runs, rejected: Number of runs with the fault, and number of these runs that some claim rejected.
         by: Claim -> number of runs that the claim rejected. If the run itself failed, the key is the kind of failure.
     """
 
@@ -172,13 +158,12 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     """Result of the audit of one property, which plants faults in its collectives.
 
     Attributes:
-        property: Name of the property.
         cases: Number of cases in which the subject held without a fault.
         unseen: Collectives that no claim checks. All claims hold even if such a collective ignores the other ranks.
         reason: The reason why the property calls no collective, or ''.
-        problem: The reason why the property's claims show nothing although they hold. It is '' if they show something.
-        waits: The reason why the audit waits until the property holds. It is '' if the property was audited.
-        hung: The collective whose fault hung the program. It is '' if no fault hung the program.
+        problem: The reason why the property's claims show nothing although they hold, or ''.
+        waits: The reason why the audit waits until the property holds, or ''.
+        hung: The collective whose fault hung the program, or ''.
     """
 
     property: str
@@ -193,14 +178,13 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CaseState = Literal["judged", "known", "open"]
-"""What a case has shown: a conclusion, a known failure, or nothing."""
+"""What a case has shown: a conclusion ('judged'), a known failure, or nothing ('open')."""
 
 
 class CoveredRow(msgspec.Struct, frozen=True, kw_only=True):
     """The axis values of one case of a covering array, and the result of the case.
 
     Attributes:
-        state: 'judged', 'known' if the case is a known failure, or 'open' if there is no conclusion.
         values: Pairs (axis, value), in the order in which axes are drawn.
     """
 
@@ -216,7 +200,6 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         array: Name of the array. It is '' if all world sizes share one array.
         strength: Number of axes that the array combines.
-        infeasible: Combinations of values that no case can have.
     """
 
     array: str
@@ -229,12 +212,9 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True):
     """Result of one search or one audit of a property.
 
     Attributes:
-        label: Label of the search or audit. It is one of the labels in `Listed.planned`.
-        start: Description of the way in which the ranks were started.
         left_out: Dtype in which no case of the property can be judged -> the reason, which may be ''.
         coverage: Cases of the covering array that ran. None for an audit, and for a search of random cases.
         cut: Number of cases that were left out because the time budget was over.
-        audit: Result of the audit. None for a search.
     """
 
     listed: Listed
@@ -251,16 +231,10 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True):
 STILL_FAILS, NO_LONGER, OTHERWISE = "still fails", "no longer fails", "fails otherwise"
 HOLDS_HERE, NOT_SUPPORTED = "holds on this backend", "not supported"
 OPEN, NOT_RUN = "open", "not run"
-"""States of a known failure's smallest case."""
 
 
 class KnownState(msgspec.Struct, frozen=True, kw_only=True):
-    """A known failure, and the result of its smallest case.
-
-    Attributes:
-        case: The case as code.
-        state: Result of the smallest case, such as STILL_FAILS, NO_LONGER or NOT_RUN.
-    """
+    """A known failure, and the result of its smallest case."""
 
     id: str
     claim: str
@@ -272,7 +246,7 @@ class KnownState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendFault(msgspec.Struct, frozen=True):
-    """A fault of the backend, described as text.
+    """A fault of the backend.
 
     Attributes:
         collective: The collective that a probe found wrong. It is '' if a rank died between two visits.
@@ -286,9 +260,9 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
     """All data that one item of pytest sends to the controller.
 
     Attributes:
-        fatal: The reason why no further item can run. It is '' if further items can run.
-        misuse: The mistake that ended the item early.
-        absent: The reason why the property did not run.
+        fatal: The reason why no further item can run, or ''.
+        misuse: The mistake that ended the item early, or ''.
+        absent: The reason why the property did not run, or ''.
         incomplete: True if the property did not run because it is incomplete. The summary then says so.
         code: Path of each of your own files that was imported -> digest. Only a run with a report has digests, to check
             the files if the run is resumed.

@@ -9,14 +9,13 @@ from xml.etree import ElementTree
 from equivtest.errors import Misuse, shorten
 
 COUNTED = {"errors": "error", "failures": "failure", "skipped": "skipped"}
-"""Attribute of a test suite -> name of the element in a test case that the attribute counts."""
+"""Attribute of a test suite that counts test cases -> name of the element that these test cases contain."""
 
 
 def merge_junit(files: Sequence[Path]) -> bytes:
     """Returns one JUnit file with the tests of all `files`.
 
-    If several files have the same test, the result has the test once. The test is failed if it failed in any of these
-    files.
+    A test in several files occurs once in the result, and failed if it failed in any of these files.
 
     Raises:
         Misuse: a file is no valid JUnit XML.

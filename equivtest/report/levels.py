@@ -1,7 +1,4 @@
-"""Determines the level of conformance that a run has reached.
-
-Only a complete run of the profile `conformance` reaches a level.
-"""
+"""Determines the level of conformance of a run.  Only a complete run of the profile `conformance` reaches a level."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
     ("training", frozenset({"training"})),
     ("programs and operators", frozenset({"operators", PROGRAMS})),
 )
-"""(name of the level, its families), from level 1; a level is reached only with all levels below it."""
+"""(name of the level, its families), from level 1.  A run reaches a level only with all levels below it."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +32,8 @@ class Level:
     Attributes:
         number: Number of the level, from 1.
         missing: Properties that were not judged to their end.
-        failing, open: Keys (subject, claim) of claims that do not hold, and of claims without a conclusion. A required
-            cell without a conclusion counts as open.
-        num_held, num_known: Number of claims that hold, and number of claims that are known failures.
+        failing: Keys (subject, claim) of claims that do not hold.
+        open: Keys of claims without a conclusion, in the run or in a required cell.
     """
 
     number: int
@@ -65,17 +61,15 @@ class Level:
 
 
 def level_of(subject: str) -> int:
-    """Returns the level of conformance, from 1, to which a subject belongs."""
     names = SUBJECTS.get(subject, "").split(".")
     family = names[2] if names[:2] == ["equivtest", "families"] else PROGRAMS
     return next(number for number, (_, families) in enumerate(LEVELS, start=1) if family in families)
 
 
 def levels_of(tallies: Iterable[Tally], required: Mapping[str, str], holes: Mapping[str, Sequence[str]]) -> list[Level]:
-    """Returns the results of a run on each level, from level 1.
+    """Returns the results of a run on each level.
 
     Args:
-        tallies: Results of the properties that the run judged.
         required: Property -> its subject, for all properties that a complete run judges.
         holes: Property -> required cells without a conclusion.
     """
@@ -114,7 +108,7 @@ OUTCOMES = ("passed", "failed", "skipped", "xfailed")
 
 
 def reached(levels: Iterable[Level]) -> int:
-    """Returns the highest level that is complete together with all lower levels, or 0 if there is none."""
+    """Returns the highest level that is complete together with all lower levels, or 0."""
     number = 0
     for level in levels:
         if not level.is_complete:
@@ -124,7 +118,6 @@ def reached(levels: Iterable[Level]) -> int:
 
 
 def in_lines(levels: Sequence[Level]) -> Iterator[str]:
-    """Yields a line for each level, then a line that names the highest reached level."""
     yield from map(str, levels)
     number = reached(levels)
     yield f"level {number} of {len(levels)} is reached" if number else "no level is reached"

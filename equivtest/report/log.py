@@ -1,8 +1,8 @@
 """Writes and reads the log of a run, from which the whole report can be made again.
 
-The file is compressed by gzip, and each line is a JSON object. The first line and the last line have the environment.
-The lines between have the properties of the session, and the data of each item.  Every line reaches the disk at once,
-so a killed run leaves a log that can be read.
+Each line of the gzip file is a JSON object.  The first and the last line have the environment.  The lines between have
+the properties of the session and the data of each item.  Every line is flushed at once, so a killed run leaves a
+readable log.
 """
 
 from __future__ import annotations
@@ -24,19 +24,12 @@ from equivtest.report.results import Results
 from equivtest.report.text import ENDED, headline
 
 LOG = "run.jsonl.gz"
-"""Name of the log within the folder of --report."""
 SCHEMA = 1
-"""Version of the log's form; `environment["schema"]`."""
+"""Version of the log's form, in `environment["schema"]`."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of the log. Exactly one of its fields is set.
-
-    Attributes:
-        environment: The content of `environment.json` at the beginning or the end of the run.
-        properties: Every property of the session.
-        handover: The data of one item.
-    """
+    """One line of the log. Exactly one of its fields is set."""
 
     environment: dict[str, Any] | None = None
     properties: tuple[Listed, ...] | None = None
@@ -49,10 +42,9 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     The file has further facts.
 
     Attributes:
-        profile: Name of the profile.
+        concluded: Number of tests that passed, failed, or are known failures, with tests of other plugins.
         excused: Names of the dtypes and collectives that the backend may lack in this run.
-        failed, concluded: `failed` is the number of tests that failed. `concluded` is the number of tests that passed,
-            failed, or are known failures. Both numbers include tests of other plugins.
+        failed: Number of tests that failed, with tests of other plugins.
         complete: True if the run and every planned search ended.
         state: BEGUN, ENDED, or the reason why the run ended early.
         process, started, seconds: Process id, beginning in UTC, and duration of the run.
@@ -75,29 +67,20 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WrittenCase(msgspec.Struct, frozen=True):
-    """The parts of a record's case that a report shows."""
-
     type: str
     fields: dict[str, Any]
 
 
 class RunLog:
-    """Writes the log of a run while the run goes on."""
-
     def __init__(self, path: Path) -> None:
         self._file = gzip.open(path, "wb")  # noqa: SIM115  (it stays open until the run ends)
 
     def add(self, entry: Entry) -> None:
-        """Appends a line and flushes the file, so that the line can be read even if this process is killed.
-
-        Raises:
-            OSError: the line cannot be written.
-        """
+        """Appends a line and flushes the file, so that the line can be read even if this process is killed."""
         self._file.write(msgspec.json.encode(entry) + b"\n")
         self._file.flush(zlib.Z_SYNC_FLUSH)
 
     def close(self) -> None:
-        """Ends the file. A second call does nothing."""
         self._file.close()
 
 
@@ -107,8 +90,6 @@ class Run:
 
     Attributes:
         path: Path of the report or log, as you named it.
-        environment: The last environment in the log.
-        handovers: The data that the run's items sent.
     """
 
     path: Path
@@ -122,10 +103,7 @@ class Run:
 
 
 def results_of(runs: Iterable[Run]) -> Results:
-    """Counts the results of several runs together, as if one run had judged all their properties.
-
-    No property may be in two of the runs.
-    """
+    """Counts the results of several runs together.  No property may be in two of the runs."""
     results = Results()
     for run in runs:
         results.add_properties(run.properties)
@@ -148,11 +126,7 @@ def read_run(path: Path) -> Run:
 
 
 def read_begun(path: Path) -> Run:
-    """Reads a run that may have been interrupted.
-
-    Raises:
-        Misuse: there is no log, another version of equivtest wrote the log, or the log is broken.
-    """
+    """Reads a run that may have been interrupted.  Raises Misuse if the log is missing, broken or of another schema."""
     log = path / LOG if os.path.isdir(path) else path  # which does not raise for a path that is too long
     lines = list(_lines(path, log))
     entries: list[Entry] = []
@@ -188,7 +162,7 @@ def _check_schema(path: Path, lines: list[bytes]) -> None:
 
 
 def _lines(path: Path, log: Path) -> Iterator[bytes]:
-    """Yields the complete lines of a log. An incomplete last line of a killed run is left out."""
+    """Yields the complete lines of a log.  A killed run may leave an incomplete last line."""
     try:
         with gzip.open(log) as file:
             for line in file:
@@ -204,11 +178,6 @@ def _lines(path: Path, log: Path) -> Iterator[bytes]:
 
 
 def open_log(folder: Path) -> RunLog:
-    """Begins the log of a run in the folder of its report.
-
-    Raises:
-        BrokenSetup: the file cannot be written.
-    """
     try:
         return RunLog(folder / LOG)
     except OSError as error:

@@ -20,12 +20,11 @@ from equivtest.report.log import LOG, Entry, Run, open_log, read_run, results_of
 from equivtest.report.results import FAILED_EXIT, Results
 
 VARYING = OF_ONE_RUN | {"shard", "left_out", "platform", "cpu", "cores", "accelerators"}
-"""Facts of an environment in which the shards of a run may differ."""
 JUNIT = "junit.xml"
 
 
 def merge(paths: Sequence[Path], report: Path, command: Sequence[str]) -> tuple[int, list[str]]:
-    """Writes the merged report. Returns the exit code of the whole run, and each reason why the run is no success.
+    """Writes the merged report.  Returns the exit code of the whole run, and the reasons why it is no success.
 
     Raises:
         Misuse: the paths are not exactly the shards of one run, or the report's folder is one of the paths.
@@ -60,11 +59,6 @@ def merge(paths: Sequence[Path], report: Path, command: Sequence[str]) -> tuple[
 
 
 def _in_order(runs: Sequence[Run]) -> list[Run]:
-    """Sorts the shards by number.
-
-    Raises:
-        Misuse: `runs` are not exactly the shards of one run.
-    """
     by_number: dict[int, Run] = {}
     first = runs[0]
     for run in runs:
@@ -102,7 +96,7 @@ def _require_alike(first: Run, other: Run) -> None:
 
 
 def _require_same_code(runs: Sequence[Run]) -> None:
-    """Raises Misuse if one of your files has different content in two shards, even if the commit is the same."""
+    """Raises Misuse if the shards ran different versions of a user's file, which is possible within one commit."""
     seen: dict[str, tuple[str, Run]] = {}
     for run in runs:
         for file, digest in (item for handover in run.handovers for item in handover.code.items()):
@@ -153,11 +147,7 @@ def _write_junit(report: Path, folders: Sequence[Path]) -> None:
 
 
 def _with_replays(run: Run, folder: Path, report: Path) -> Run:
-    """Returns the run with the paths of its replay files changed to their places in the merged report.
-
-    Raises:
-        Misuse: a replay file is not in the shard's folder.
-    """
+    """Returns the run with the paths of its replay files changed to their places in the merged report."""
     failures = [each for handover in run.handovers if handover.searched for each in handover.searched.failures]
     for name in (Path(failure.replay).name for failure in failures):
         if not (folder / FAILURES / name).is_file():

@@ -1,7 +1,4 @@
-"""Collects the conclusions on each submodule as a tree for the report's page.
-
-Only modules that are judged by parts have such conclusions.
-"""
+"""Collects the conclusions on the submodules of modules that are judged by parts, as a tree for the report's page."""
 
 from __future__ import annotations
 
@@ -29,7 +26,6 @@ class Cell:
 
     Attributes:
         margin: The largest margin (error / allowed error) among the tensors with a conclusion.
-        num, num_open: Number of tensors, and number of tensors without a conclusion.
         begins: Number of draws in which this submodule is the first wrong submodule.
     """
 
@@ -60,7 +56,7 @@ class PartTree:
     cells: dict[tuple[str, ...], tuple[Cell, Cell]] = field(default_factory=dict)
 
     def add(self, parts: Mapping[str, float | None], begins: str) -> None:
-        """Counts the conclusions of one draw of values.
+        """Counts the conclusions of one draw.
 
         Args:
             parts: Boundary tensor of a submodule -> its margin, or None if there is no conclusion.
@@ -79,10 +75,7 @@ class PartTree:
             cell.margin = max(cell.margin, margin or 0.0)
 
     def rows(self) -> list[tuple[int, str, Shown | None, Shown | None]]:
-        """Returns (depth, name, forward, backward) of each node of the tree, in order.
-
-        If a node has no judgement in a direction, the cell of that direction is None.
-        """
+        """Returns (depth, name, forward, backward) of each node.  A direction without a judgement is None."""
         order = {way: place for place, way in enumerate(self.cells)}
         ways = sorted(self.cells, key=lambda way: [order[way[:length]] for length in range(1, len(way) + 1)])
         found = []

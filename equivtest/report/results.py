@@ -1,4 +1,4 @@
-"""Collects the data that a run's items send, and computes the result of the run from the data."""
+"""Collects the data that a run's items send, and computes the result of the run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Results:
         searches: (property's name, search's label) -> verdicts. Empty unless `keeps_records` is True.
         starts: Descriptions of the ways in which ranks were started.
         misused: Number of items that ended with a Misuse.
-        faults: Faults of the backend by their text. If several xdist workers find the same fault, it counts once.
+        faults: Faults of the backend by their text, because several xdist workers may find the same fault.
         absent: Reasons why properties did not run.
         left_out: The reasons in `absent` that concern incomplete properties.
     """
@@ -44,7 +44,6 @@ class Results:
     left_out: set[str] = field(default_factory=set)
 
     def add(self, handover: Handover) -> None:
-        """Adds the data that one item of pytest has sent."""
         self.misused += bool(handover.misuse)
         self.faults |= {fault.text: fault for fault in handover.faults}
         if handover.absent:
@@ -75,17 +74,14 @@ class Results:
             self.searches.setdefault((found.listed.name, found.label), found.records)
 
     def tally_of(self, listed: Listed) -> Tally:
-        """Returns the counts of a property, and creates them at the first call.
-
-        `listed` replaces the property's earlier description if that description names no planned searches.
-        """
+        """Returns the counts of a property.  `listed` replaces a description without planned searches."""
         tally = self.tallies.setdefault(listed.id, Tally(listed))
         if not tally.listed.planned:
             tally.listed = listed
         return tally
 
     def add_properties(self, properties: Iterable[Listed]) -> None:
-        """Adds every property of the session, even if none of its items began."""
+        """Adds every property of the session, so that a property counts even if none of its items began."""
         for listed in properties:
             self.tally_of(listed)
 
@@ -94,23 +90,16 @@ class Results:
         return sorted(self.tallies.values(), key=lambda tally: tally.listed.id)
 
     def ordered_known(self) -> list[KnownState]:
-        """Returns the states of the known failures, in order of their ids."""
         return sorted(self.known, key=lambda entry: entry.id)
 
     def ordered_audits(self) -> list[Audited]:
-        """Returns the audits in order of the properties' ids."""
         return [self.audits[name] for name in sorted(self.audits)]
 
     @property
     def are_complete(self) -> bool:
-        """True if every planned search of every property has ended, and there is a property."""
         return bool(self.tallies) and all(tally.is_complete for tally in self.tallies.values())
 
     def lacking(self, allowed: Collection[str]) -> list[str]:
-        """Returns one line on everything that the backend lacked and that is not `allowed`.
-
-        If there is nothing, the result is [].
-        """
         return on_lacking(self.ordered(), allowed)
 
     def conclude(
@@ -119,11 +108,8 @@ class Results:
         """Returns the run's exit code, and the reasons, other than failing tests, why the run is no success.
 
         Args:
-            code: Exit code according to the tests alone.
-            failed: Number of failed tests.
             concluded: Number of tests that passed, failed, or are known failures. It includes tests of other plugins.
             allowed: Names of the dtypes and collectives that the backend may lack: see --allow-unsupported.
-            audits_alone: True if the run only audits.
         """
         lacking = self.lacking(allowed)
         code = code or (FAILED_EXIT if lacking else 0)

@@ -18,7 +18,7 @@ from equivtest.report.parts import PartTree
 from equivtest.verdicts.verdict import CONCLUSIVE, FAILING
 
 Cell = tuple[int, str, str]
-"""(world size, dtype, shard kind) of a case; the shard kind is 'any' for a property of refusals."""
+"""(world size, dtype, shard kind) of a case.  The shard kind is 'any' for a property of refusals."""
 
 NUM_SLOWEST = 3  # cases that each property keeps
 
@@ -28,7 +28,7 @@ class ClaimResult:
     """The outcome of one claim of a property over the whole run.
 
     Attributes:
-        outcome: 'passed', 'failed', 'xfailed' if every verdict is a known failure, or 'skipped' if the claim is open.
+        outcome: It is 'xfailed' if every verdict is a known failure, and 'skipped' if the claim is open.
         text: Full messages of the failures, or the reason why there is no conclusion.
         torchs: One line for each kind of failure that gloo on the CPU shows too.
     """
@@ -45,10 +45,7 @@ class Tally:
 
     Attributes:
         done: Labels of the planned searches that have ended.
-        layouts, draws: Number of cases, and number of pairs (case, draw of values). A case of two searches counts
-            twice.
-        world_sizes, dtypes, shard_kinds: Number of cases with each world size, dtype and shard kind.
-        modes: Number of draws with each mode of values.
+        layouts: Number of cases. A case of two searches counts twice.
         kinds: Claim -> number of verdicts of each kind.
         claim_cells: (cell, claim, family of modes) -> number of verdicts of each kind.
         cells: Cell -> number of verdicts of each kind, on all claims together. If a claim judges only some visits, such
@@ -57,15 +54,12 @@ class Tally:
         parts: Conclusions on each submodule of modules that are judged by parts.
         factors: Tensor -> factor between the ranks' gradient and the unsharded gradient. The program's backward applies
             the factor, and the program divides the factor out again later.
-        reasons: Claim -> reason of a known failure -> number of verdicts.
         torchs: (claim, reason) -> cases, as code, that fail on gloo and the CPU too -> number of draws.
         lacking: (cell, reason, 'dtype:function' of each refused collective) -> number of verdicts that stay open for
             that reason.
         declined: Reason why the program does not support a case -> number of cases.
-        failures: Shrunk failures, in order of arrival.
         slowest: (seconds, code of the case) of the slowest cases, the slowest first.
         cut: Number of cases that were left out because the time budget was over.
-        covered: Combinations of axis values that the property's cases have.
         left_out: Dtype in which no case of the property can be judged -> the reason, or ''.
         unshown: The reason, from the property's audit, why claims that hold show nothing. Otherwise ''.
     """
@@ -98,12 +92,10 @@ class Tally:
 
     @property
     def is_complete(self) -> bool:
-        """True if every planned search has ended and sent its results."""
         return bool(self.listed.planned) and self.done >= set(self.listed.planned)
 
     @property
     def num_ended(self) -> int:
-        """Number of planned searches that have ended and sent their results."""
         return len(self.done & set(self.listed.planned))
 
     @property
@@ -124,7 +116,7 @@ class Tally:
         *,
         ended: bool = True,
     ) -> None:
-        """Adds the verdicts and failures of one search. The search is done if `ended` is True."""
+        """Adds the verdicts and failures of one search."""
         self.done |= {label} if ended else set()
         self.failures += failures
         busy_s: dict[str, float] = {}
@@ -163,7 +155,6 @@ class Tally:
         self.refused += record.verdicts.get("refuses") == "holds"
 
     def total(self, *kinds: str) -> int:
-        """Returns the number of verdicts of these kinds over all claims. If `kinds` is empty, every kind counts."""
         return sum(n for counts in self.kinds.values() for kind, n in counts.items() if not kinds or kind in kinds)
 
     @property
@@ -186,17 +177,12 @@ class Tally:
 
     @property
     def why_declined(self) -> str:
-        """The most frequent reason why the program declines cases, with its count, and the number of other reasons."""
         reason, count = self.declined.most_common(1)[0]
         others = len(self.declined) - 1
         return f"{reason} ({count:,})" + (f", and {others:,} other reason{'s' * (others > 1)}" if others else "")
 
     def torchs_in_words(self, only: str = "") -> list[str]:
-        """Returns a line for each claim and kind of failure that gloo on the CPU shows too, with the shortest case.
-
-        Args:
-            only: Name of the claim to describe. If '', all claims are described.
-        """
+        """Returns a line, with the shortest case, for each claim and kind of failure that gloo on the CPU shows too."""
         return [
             f"{self.listed.name}: {claim} {reason}: {cases.total():,} verdicts, such as in {min(cases, key=len)}"
             for (claim, reason), cases in sorted(self.torchs.items())
@@ -205,16 +191,13 @@ class Tally:
 
     @property
     def judged(self) -> int:
-        """Number of verdicts that hold, fail or are inconclusive."""
         return self.total(*CONCLUSIVE, "inconclusive")
 
     @property
     def has_failed(self) -> bool:
-        """True if some claim does not hold."""
         return any(result.outcome == "failed" for result in self.claims())
 
     def claims(self) -> list[ClaimResult]:
-        """Returns one result per claim of the property, in the property's order."""
         names = dict.fromkeys([*self.listed.claims, *self.kinds])
         return [replace(self._claim(name), torchs="\n".join(self.torchs_in_words(name))) for name in names]
 
@@ -239,11 +222,7 @@ class Tally:
         return ClaimResult(name, "skipped", f"no conclusive verdict: {describe(counts)}")
 
     def kinds_of_cells(self, world_size: int, conclusive: Collection[str] = ()) -> tuple[str, ...]:
-        """Returns the shard kinds that cases on `world_size` ranks can have.
-
-        Args:
-            conclusive: The shard kinds that count. If empty, all kinds count.
-        """
+        """Returns the shard kinds that cases on `world_size` ranks can have, or the `conclusive` ones of these."""
         return wanted_kinds(world_size, refusals=self.refuses_only, shards=self.listed.shards, conclusive=conclusive)
 
     def required_cells(self, dtypes: Iterable[str]) -> list[Cell]:
@@ -259,15 +238,14 @@ class Tally:
         ]
 
     def not_allowed(self, allowed: Collection[str]) -> Counter[tuple[Cell, str, tuple[str, ...]]]:
-        """Returns the entries of `lacking` whose collectives --allow-unsupported does not name."""
         return Counter({key: count for key, count in self.lacking.items() if not is_allowed(key[2], allowed)})
 
     def holes(self, dtypes: Iterable[str], allowed: Collection[str] = ()) -> list[str]:
-        """Returns one line for each required cell without a verdict, or with more open than conclusive verdicts.
+        """Returns one line for each required cell without a conclusion.
 
-        There is also a line for each claim that is mostly open in a cell on one family of modes, even if other claims,
-        or other modes, have conclusions in the cell. Verdicts that are open because of something that the backend is
-        `allowed` to lack do not count. A cell whose cases were all declined does not count either.
+        A cell lacks a conclusion if it has no verdict, or more open than conclusive verdicts.  A claim also gets a line
+        if it is mostly open in a cell on one family of modes.  Verdicts that are open because of something that the
+        backend is `allowed` to lack do not count.  A cell whose cases were all declined does not count either.
         """
         found = []
         excused = {cell for cell, _, _ in self.lacking} - {cell for cell, _, _ in self.not_allowed(allowed)}
@@ -292,10 +270,7 @@ class Tally:
 
 
 def _is_open(counts: Counter[str], *, required: bool = False) -> bool:
-    """True if more verdicts are open than conclusive.
-
-    If `required` is True, the result is also True if no verdict is conclusive.
-    """
+    """True if more verdicts are open than conclusive, or if a `required` cell has no conclusive verdict."""
     conclusive = sum(counts[kind] for kind in CONCLUSIVE)
     return counts["inconclusive"] + counts["not_supported"] > conclusive or (required and conclusive == 0)
 
@@ -305,27 +280,25 @@ def _without_lacking(counts: Counter[str]) -> Counter[str]:
 
 
 def of_any_step(tensor: str) -> str:
-    """Removes the number of the training step from a tensor's name: 'step.output' for 'step2.output'."""
+    """Returns 'step.output' for 'step2.output', so that all training steps count together."""
     return re.sub(r"^step\d+\.", "step.", tensor)
 
 
 def family_of(mode: str) -> str:
-    """Returns the family of a mode of values: 'real' for 'real-cancelling'. All modes of a family are judged alike."""
+    """Returns 'real' for 'real-cancelling'.  All modes of a family are judged alike."""
     return mode.partition("-")[0]
 
 
 def describe(counts: Mapping[str, int]) -> str:
-    """Returns the counts as text, the most frequent first, such as '12 holds, 3 inconclusive'."""
+    """Returns text such as '12 holds, 3 inconclusive', the most frequent kind first."""
     ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     return ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in ordered if count)
 
 
 def case_code(data: Mapping[str, Any]) -> str:
-    """Returns the code that makes a case, from the case's JSON data."""
     fields = ", ".join(f"{name}={_as_code(value)!r}" for name, value in data["fields"].items())
     return f"{data['type']}({fields})"
 
 
 def _as_code(value: Any) -> Any:
-    """Converts nested lists, which JSON has, to the tuples of a case."""
     return tuple(_as_code(item) for item in value) if isinstance(value, list) else value

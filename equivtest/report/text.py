@@ -1,4 +1,4 @@
-"""Writes the summary of a run as plain text, for the end of the terminal's output and for summary.txt."""
+"""Writes the summary of a run as plain text, for the terminal and for summary.txt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equivtest.report.tally import Tally
 from equivtest.verdicts.verdict import FAILING
 
 BEGUN, ENDED = "begun", "ended"
-"""States of a run; any other state is a sentence that says why the run ended early."""
+"""States of a run.  Any other state is a sentence that says why the run ended early."""
 FIRST_LOOK = "smoke is a first look, at a few cases on each number of ranks: what holds here may fail in --profile gate"
 NUM_SLOWEST = 3
 NUM_NAMES = 6  # collectives in one line; if there are more, the line lists their dtypes
@@ -37,15 +37,13 @@ def summarize(
     is_first_look: bool = False,
     levels: Sequence[str] = (),
 ) -> list[str]:
-    """Returns the lines of the summary. If no property was searched, there are no lines.
+    """Returns the lines of the summary.  If no property was searched, only the headlines remain.
 
     Args:
-        left_out: Lines on the incomplete properties that were left out, with the reasons.
-        levels: Lines on the levels of conformance.
         headlines: Reasons, other than failing claims, why the run is red. These lines come first and are not shortened.
+        left_out: Lines on the incomplete properties that were left out, with the reasons.
         is_first_look: True if the last line has to say that the profile is a first look.
-        wants_cells: True if each cell needs several conclusive verdicts. Then the summary counts the cells that lack
-            verdicts.
+        wants_cells: True if the summary counts the cells that lack conclusive verdicts.
     """
     if not tallies:
         return list(headlines)
@@ -96,10 +94,7 @@ def summarize(
 
 
 def headline(environment: Mapping[str, Any], tallies: Iterable[Tally]) -> str:
-    """Returns the first line of a report on a run that did not end, or has not ended yet.
-
-    If the run is complete, the line is ''.
-    """
+    """Returns the first line of a report on a run that has not ended or ended early, or '' for a complete run."""
     if environment["complete"]:
         return ""
     state = environment.get("state", ENDED)
@@ -125,10 +120,7 @@ def unfinished(tallies: Iterable[Tally]) -> list[str]:
 
 
 def on_faults(faults: Iterable[BackendFault]) -> list[str]:
-    """Returns one line per wrong collective, and one line on ranks that died.
-
-    A line has the first fault, and the number of other faults.
-    """
+    """Returns one line per wrong collective, and one line on ranks that died.  Each line quotes one fault."""
     by_collective: dict[str, list[str]] = {}
     for fault in faults:
         by_collective.setdefault(fault.collective, []).append(fault.text)
@@ -140,12 +132,7 @@ def on_faults(faults: Iterable[BackendFault]) -> list[str]:
 
 
 def on_lacking(tallies: Iterable[Tally], allowed: Collection[str]) -> list[str]:
-    """Returns a line on everything that the backend does not support and is not `allowed` to lack.
-
-    If there is nothing, the result is [].
-
-    The line names two remedies, the options --dtypes and --allow-unsupported.
-    """
+    """Returns a line on everything that the backend does not support and is not `allowed` to lack, or []."""
     counts = sum((tally.not_allowed(allowed) for tally in tallies), Counter())
     if not counts:
         return []
@@ -160,15 +147,11 @@ def on_lacking(tallies: Iterable[Tally], allowed: Collection[str]) -> list[str]:
 
 
 def on_declined(tallies: Iterable[Tally]) -> list[str]:
-    """Returns one line per property whose program declines every case on several ranks.
-
-    The run shows nothing about such a property.
-    """
+    """Returns one line for each property about which a green run shows nothing."""
     return [f"nothing is shown: {why}" for tally in tallies if (why := tally.none_supported)]
 
 
 def totals(tallies: Iterable[Tally], seconds: float) -> list[str]:
-    """Returns the summary's last lines, with the numbers of cases, verdicts and claims by outcome, and the seconds."""
     tallies = list(tallies)
     outcomes = Counter[str](result.outcome for tally in tallies for result in tally.claims())
     cut = sum(tally.cut for tally in tallies)
@@ -194,7 +177,7 @@ def totals(tallies: Iterable[Tally], seconds: float) -> list[str]:
 
 
 def _not_passed(tally: Tally) -> list[str]:
-    """Returns one line for each reason why claims are open or known to fail. The line names these claims."""
+    """Returns one line for each reason why claims are open or known to fail."""
     by_reason: dict[str, list[str]] = {}
     for result in tally.claims():
         if result.outcome in ("skipped", "xfailed"):
@@ -204,10 +187,7 @@ def _not_passed(tally: Tally) -> list[str]:
 
 
 def _lacking(tallies: Iterable[Tally]) -> list[str]:
-    """Returns one line for each reason why the backend does not support cases.
-
-    A vendor needs the whole text of a reason, so no line is shortened.
-    """
+    """Returns one unshortened line for each reason why the backend refuses cases.  Vendors need the whole text."""
     counts = Counter[str]()
     for tally in tallies:
         for (_, reason, _), count in tally.lacking.items():
@@ -216,7 +196,7 @@ def _lacking(tallies: Iterable[Tally]) -> list[str]:
 
 
 def _counts_table(tallies: Sequence[Tally]) -> list[str]:
-    """Returns the table of counts, with one row per property. A rare outcome has a column only if it occurs."""
+    """Returns the table of counts by property.  A rare outcome has a column only if it occurs."""
     columns: list[tuple[str, list[int], bool]] = [
         ("layouts", [t.layouts for t in tallies], True),
         ("draws", [t.draws for t in tallies], True),
@@ -238,7 +218,6 @@ def _counts_table(tallies: Sequence[Tally]) -> list[str]:
 
 
 def _coverage_table(tallies: Sequence[Tally]) -> list[str]:
-    """Returns the table of the numbers of cases by world size, and of the percentages of dtypes and shard kinds."""
     sizes = sorted({size for tally in tallies for size in tally.world_sizes})
     dtypes = [name for name in SHORT_DTYPES if any(tally.dtypes[name] for tally in tallies)]
     rows = [("", *(f"w{size}" for size in sizes), *(SHORT_DTYPES[name] for name in dtypes), *SHARD_KINDS)]
@@ -257,10 +236,7 @@ def _coverage_row(name: str, tallies: Sequence[Tally], sizes: list[int], dtypes:
 
 
 def _margins_table(tallies: Sequence[Tally]) -> list[str]:
-    """Returns the table of margins by tensor and dtype, over all properties, with an empty line after it.
-
-    If no draw has a margin, the result is [].
-    """
+    """Returns the table of margins by tensor and dtype over all properties, or [] if no draw has a margin."""
     table = margins.merged(tally.margins for tally in tallies)
     if not table:
         return []

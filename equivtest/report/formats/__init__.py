@@ -16,15 +16,9 @@ FORMATS: dict[str, Callable[[Run], str]] = {
     "ctrf": as_ctrf,
     "pytorch": as_outputs,
 }
-"""Name of a format -> function that converts a run's report to it."""
 
 
 def export(run: Run, name: str) -> str:
-    """Converts the report of a run to the format with this name.
-
-    Raises:
-        Misuse: there is no such format.
-    """
     if name not in FORMATS:
         raise Misuse(f"equivtest export: expected one of {', '.join(FORMATS)}, got {name!r}")
     return FORMATS[name](run)

@@ -17,7 +17,6 @@ STATUS = {"passed": "passed", "failed": "failed", "skipped": "skipped", "xfailed
 
 
 def as_ctrf(run: Run) -> str:
-    """Returns the report as JSON in the form of CTRF."""
     environment = run.environment
     tests = [_test(result) for result in results_in(run)]
     counts = Counter(test["status"] for test in tests)
@@ -39,10 +38,7 @@ def as_ctrf(run: Run) -> str:
 
 
 def _test(result: Result) -> dict[str, Any]:
-    """Returns one test in the form of CTRF.
-
-    Its duration is 0, because all claims are judged from the same runs.
-    """
+    """Returns one test in the form of CTRF. Its duration is 0, because all claims are judged from the same runs."""
     test: dict[str, Any] = {
         "name": result.name,
         "status": STATUS[result.outcome],

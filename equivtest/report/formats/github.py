@@ -1,8 +1,7 @@
 """Converts a report to annotations of a step of GitHub Actions, and to the step's summary.
 
-Sources: "Workflow commands for GitHub Actions" of GitHub's documentation, by which a step's summary has at most 1 MiB;
-and actions/toolkit, whose `command.ts` says which characters a command escapes and whose documentation of problem
-matchers says that a step shows at most 10 errors.
+Sources: GitHub's "Workflow commands for GitHub Actions" limits the summary to 1 MiB. In actions/toolkit, `command.ts`
+lists the characters that a command escapes, and the documentation of problem matchers limits a step to 10 errors.
 """
 
 from __future__ import annotations
@@ -21,10 +20,7 @@ MAX_MESSAGE_BYTES = 8 * 1024
 
 
 def as_annotations(run: Run) -> str:
-    """Returns GitHub's workflow commands.
-
-    There is one error for each subject with a failing claim, and at most MAX_ANNOTATIONS errors.
-    """
+    """Returns GitHub's workflow commands, with one error for each subject with a failing claim."""
     by_subject: dict[str, list[Result]] = {}
     for result in results_in(run, ("failed",)):
         by_subject.setdefault(result.listed.subject, []).append(result)
@@ -43,10 +39,7 @@ def _annotation(run: Run, subject: str, results: list[Result]) -> str:
 
 
 def _path(run: Run, path: str) -> str:
-    """Returns the path of a property's file relative to the checkout, as GitHub requires.
-
-    A path outside the checkout stays unchanged.
-    """
+    """Returns the path relative to the checkout, as GitHub requires.  A path outside the checkout stays unchanged."""
     whole = Path(str(run.environment.get("rootdir", "")), path)
     checkout = os.environ.get("GITHUB_WORKSPACE") or os.getcwd()
     return str(whole.relative_to(checkout)) if whole.is_relative_to(checkout) else path
@@ -60,7 +53,6 @@ def _escaped(text: str, also: str = "") -> str:
 
 
 def as_markdown(run: Run) -> str:
-    """Returns the summary of a step as Markdown, with the failures first and then the counts of each property."""
     environment, tallies = run.environment, run.results.ordered()
     failed = results_in(run, ("failed",))
     parts = [
@@ -91,10 +83,6 @@ def _cell(text: str) -> str:
 
 
 def _failure(result: Result) -> str:
-    """Returns a heading and the failure's message as a code block.
-
-    The fence of the block is longer than any fence in the message.
-    """
     fence = "`" * 7
     message = cut_bytes(result.text, MAX_MESSAGE_BYTES).replace(fence, "'" * 7)
     return f"### {_cell(result.name)}\n\n{fence}text\n{message}\n{fence}\n"

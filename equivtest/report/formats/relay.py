@@ -25,15 +25,14 @@ MAX_TEXT = 1000  # characters of the summary and of an excerpt
 MAX_SHORT = 200  # characters of all other texts
 
 CAUSES = {"collective": ("backend", "high"), "operator": ("upstream", "medium")}
-"""Kind of call that a failure comes from -> (category, confidence).  A wrong kernel is the backend's; on the CPU it is
-torch's."""
+"""Kind of call that a failure comes from -> (category, confidence).
+
+A wrong collective is a fault of the backend.  A wrong kernel on the CPU is a fault of torch.
+"""
 
 
 def as_outputs(run: Run) -> str:
-    """Returns the lines for $GITHUB_OUTPUT, each as NAME=JSON.
-
-    The names are test-results, failed-tests-detail and triage-verdict.
-    """
+    """Returns the lines for $GITHUB_OUTPUT, each as NAME=JSON."""
     failed = results_in(run, ("failed",))
     counts = Counter(result.outcome for result in results_in(run))
     outputs: dict[str, Any] = {
@@ -57,10 +56,7 @@ def _detail(result: Result) -> dict[str, str]:
 
 
 def verdict_on(run: Run, failed: Sequence[Result]) -> dict[str, Any]:
-    """Returns the relay's triage verdict.
-
-    The verdict has the cause of the failing claims, the confidence in this cause, and the evidence.
-    """
+    """Returns the relay's triage verdict: the cause of the failing claims, the confidence, and the evidence."""
     failures = [failure for result in failed for failure in result.failures]
     category, confidence = _blame(run, failures)
     names = ", ".join(dict.fromkeys(result.name for result in failed))
@@ -88,8 +84,7 @@ def _evidence(result: Result) -> dict[str, str]:
 def _blame(run: Run, failures: Sequence[Failure]) -> tuple[str, str]:
     """Returns (category, confidence) of the cause of a run's failures, such as ('backend', 'high').
 
-    If only the categories of all failures are equal, the confidence is 'low'. If the categories differ, the result is
-    ('unknown', 'low'). A failure that did not repeat in new ranks is a 'flake', because it depends on earlier cases.
+    A failure that did not repeat in new ranks is a 'flake', because it depends on earlier cases.
     """
     if run.results.faults:
         return "backend", "high"

@@ -16,7 +16,6 @@ class Result:
 
     Attributes:
         text: Full messages of the claim's failures, or the reason why there is no conclusion.
-        failures: The smallest failing cases that the searches found.
     """
 
     listed: Listed
@@ -31,15 +30,11 @@ class Result:
 
     @property
     def line(self) -> int | None:
-        """Line of the property in its file, from 1."""
         return None if self.listed.line is None else self.listed.line + 1
 
 
 def results_in(run: Run, outcomes: Collection[str] = ()) -> list[Result]:
-    """Returns the results in order of property and claim.
-
-    If `outcomes` is not empty, only results with one of these outcomes are returned.
-    """
+    """Returns the results in order of property and claim."""
     return [
         Result(
             tally.listed,
@@ -55,5 +50,4 @@ def results_in(run: Run, outcomes: Collection[str] = ()) -> list[Result]:
 
 
 def cut_bytes(text: str, size_bytes: int) -> str:
-    """Returns the longest beginning of a text that has at most `size_bytes` bytes in UTF-8."""
     return text.encode()[:size_bytes].decode(errors="ignore")
