@@ -1,10 +1,10 @@
-"""Tests if a green run could have been red. If so, claims reject a run with a spoiled collective.
+"""Tests if a green run could have been red: a claim must reject a run with a spoiled collective.
 
-On a few cases the audit spoils each collective of the subject in turn. This includes collectives that DDP and FSDP2
-call from C++.  There are five faults (`equivtest.ranks.observe.faults`). Each rank uses its own operand in place of
-every rank's operand, or one rank passes another rank's operand, or nothing is sent, or the result is NaN, or the result
-is doubled. If no claim rejects one of the first two faults in a collective, the claims do not check that the collective
-uses other ranks' operands. If the claims check this in no collective of a property, the property has shown nothing.
+On a few cases the audit spoils each collective of the subject in turn, including the collectives that DDP and FSDP2
+call from C++. `equivtest.ranks.observe.faults` lists the faults.  A decisive fault makes a result depend on the
+operands of fewer ranks.  If no claim rejects a decisive fault in a collective, the claims do not check that the
+collective uses other ranks' operands.  If the claims check this in no collective of a property, the property has shown
+nothing.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ from equivtest.verdicts.judging import judge_replies
 from equivtest.verdicts.verdict import WHOLE_RUN
 
 CANNOT = "CannotSpoil"
-"""Name of the exception, as a rank's traceback shows it, by which a rank says that a collective cannot be spoiled."""
+"""Name of the exception that a rank's traceback shows if a collective cannot be spoiled."""
 
 ANSWERED = ("answered", "not_in_mesh")
-"""Outcomes of a rank that has finished its part of the case."""
 
 SEED = "audit"
 SPOILED_TIMES = 3
@@ -57,9 +56,7 @@ def audit(
     Args:
         world_sizes: World sizes of the runs. At least one of them must be above 1. The world size 1 is left out.
         is_thorough: If True, every kind of fault is tried on every case, for a table. If False, only decisive faults
-            are tried, which make a result depend on the operands of fewer ranks. A collective is then spoiled only
-            until a claim rejects such a fault, in at most limits.AUDIT_VISITS runs, and never after the first fault
-            that hangs.
+            are tried, until a claim rejects one, and never after the first fault that hangs.
 
     Raises:
         BrokenSetup: ranks cannot start.
@@ -85,10 +82,7 @@ def audit(
 
 
 def _cases(prop: Property, world_sizes: Iterable[int], dtypes: tuple[str, ...], num_cases: int) -> Iterator[Case]:
-    """Yields at most `num_cases` cases of each world size.
-
-    Each case has one draw of values, and none of the flags that make ranks repeat the run or record its collectives.
-    """
+    """Yields at most `num_cases` cases of each world size, with one draw of values and no flags."""
     for size in world_sizes:
         if not prop.is_empty(Space((size,), dtypes)):
             yield from _drawn(prop, size, dtypes, num_cases)
@@ -102,8 +96,6 @@ def _drawn(prop: Property, world_size: int, dtypes: tuple[str, ...], num_cases: 
 
 @dataclass
 class _Running:
-    """State of an audit while it runs, with the property, the ranks, and the results so far."""
-
     prop: Property
     pool: Pool
     known: KnownFailures
@@ -156,11 +148,7 @@ class _Running:
         return is_seen or self.visits >= limits.AUDIT_VISITS * self.found.cases
 
     def _faults(self, case: Case, calls: Sequence[Collective]) -> Iterator[tuple[Fault, Site]]:
-        """Yields (fault, site of the spoiled collective) for each fault to try, one kind of fault after the other.
-
-        A thorough audit tries every kind of fault that can change the collective's result. Any other audit tries only
-        decisive kinds.
-        """
+        """Yields (fault, site of the spoiled collective) for each fault to try, one kind of fault after the other."""
         sites: dict[Site, list[int]] = {}
         for index, call in enumerate(calls):
             sites.setdefault(_site(case, call), []).append(index)
@@ -174,10 +162,7 @@ class _Running:
         """Runs the case once with a fault, and counts the run and the claims that reject it.
 
         A run does not count if its collective could not be spoiled, or if it timed out and the case without the fault
-        does not answer within the same time either.
-
-        Args:
-            failing: Claims that fail without the fault -> kind of failure.
+        does not answer within the same time either.  `failing` has the claims that fail without the fault.
         """
         row = self.found.rows.setdefault((site, fault.kind), AuditRow(collective=str(site), fault=fault.kind))
         replies = self._run(case, fault)
@@ -199,10 +184,7 @@ class _Running:
         return self.pool.run(self.prop.subject, case, limit_s=limit_s, fault=fault)
 
     def _failures(self, case: Case, replies: Sequence[Reply], *, is_spoiled: bool = False) -> dict[str, str]:
-        """Returns claim -> kind of failure, for each failing claim of one run.
-
-        If the run itself failed, the result is {kind: kind}.
-        """
+        """Returns failing claim -> kind of failure for one run, or {kind: kind} if the run itself failed."""
         try:
             arithmetics = load_arithmetics(self.pool.backend.arithmetic)
             verdicts = judge_replies(self.prop.subject, case, replies, self.prop.claims, arithmetics)
@@ -221,7 +203,6 @@ def _answered_within(limit_s: float, replies: Sequence[Reply]) -> bool:
 
 
 def _limit_of_spoiled(limit_s: float, replies: Sequence[Reply]) -> float:
-    """Returns the time limit of a run with a fault, in seconds. It is several times the duration without a fault."""
     took_s = max(reply.busy_s for reply in replies)
     return min(limit_s, max(limits.in_proportion(limits.AUDIT_CASE_S, limit_s), SPOILED_TIMES * took_s))
 
@@ -232,16 +213,9 @@ def _calls(replies: Sequence[Reply]) -> tuple[Collective, ...] | None:
 
 
 def representatives(indices: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """Returns the numbers of a few calls at one site.
+    """Returns the numbers of a few calls at one site: the first, last and middle call, and the first call of each size.
 
-    These are the first, last and middle call, and the first call of each size.
-
-    The first call may belong to a set-up, and calls with other sizes may have other purposes.  The result has at most
-    limits.AUDIT_CALLS numbers.
-
-    Args:
-        indices: Numbers of the calls.
-        sizes: Bytes that each call sends.
+    The first call may belong to a set-up, and calls with other sizes may have other purposes.
     """
     chosen = {indices[0], indices[-1], indices[(len(indices) - 1) // 2]}
     seen = {size for index, size in zip(indices, sizes, strict=True) if index in chosen}
@@ -258,7 +232,6 @@ def _site(case: Case, call: Collective) -> Site:
 
 
 def is_possible(fault: str, kind: str) -> bool:
-    """True if this kind of fault can change the result of this kind of collective."""
     if fault == "doubled":
         return kind in REDUCING
     if fault in DECISIVE:

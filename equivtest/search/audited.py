@@ -1,7 +1,4 @@
-"""Describes the result of a property's audit.
-
-The result shows which collectives the subject calls, and which of these the claims check.
-"""
+"""Describes the result of a property's audit: which collectives the subject calls, and which the claims check."""
 
 from __future__ import annotations
 
@@ -14,9 +11,9 @@ from equivtest.report.handover import Audited, AuditRow
 DECISIVE = FAULTS[:2]
 """Kinds of fault that make a result depend on the operands of fewer ranks, and change nothing else.
 
-A claim that rejects a sum that is too small, too large or NaN only shows that some claim checks the result: if every
-rank has the same batch, the average of equal gradients is equal to one rank's gradient, and no claim notices if the
-others are missing.
+Other faults make a result too small, too large or NaN. A claim that rejects one only shows that some claim checks the
+result.  Example: every rank has the same batch.  Then the average of the gradients equals one rank's gradient, and no
+claim notices if the operands of other ranks are missing.
 """
 
 
@@ -45,9 +42,8 @@ class Audit:
         cases: Number of cases in which all claims held without a fault. Known failures do not count as failures.
         left_out: The first failure of each case in which a claim failed without a fault, as 'claim: kind in case'.
         declined: Reason for each case that the program does not support.
-        rows: (site, kind of fault) -> number of runs with that fault, and of the runs that a claim rejected.
-        hung: The first site at which a fault hung the program, which ended the audit. It is '' if no fault hung the
-            program.
+        rows: (site, kind of fault) -> number of runs with that fault, and number of these runs that a claim rejected.
+        hung: The first site at which a fault hung the program, which ended the audit, or ''.
         without_collectives: The property's reason why the subject calls no collective, or ''.
     """
 
@@ -62,27 +58,24 @@ class Audit:
 
     @property
     def sites(self) -> list[Site]:
-        """Sites of the collectives that the subject called, in the order of their first call."""
         return list(dict.fromkeys(site for site, _ in self.rows))
 
     @property
     def unseen(self) -> list[Site]:
-        """Sites that no claim checks. At such a site, no claim rejected a decisive fault in any run: see `decisive`."""
+        """Sites at which no claim rejected a decisive fault in any run."""
         return [site for site in self.sites if not any(self.is_rejected(site, kind) for kind in decisive(site.kind))]
 
     def is_rejected(self, site: Site, kind: str) -> bool:
-        """True if some claim rejected this kind of fault at this site in some run."""
         row = self.rows.get((site, kind))
         return row is not None and row.rejected > 0
 
     @property
     def shows_nothing(self) -> bool:
-        """True if the audit spoiled collectives and no claim rejected a decisive fault in any of these collectives."""
         return bool(self.rows) and self.unseen == self.sites
 
     @property
     def waits(self) -> str:
-        """The reason why the audit waits until the property holds. It is '' if the property held in some case."""
+        """The reason why the audit waits until the property holds, or '' if the property held in some case."""
         if self.cases or not self.left_out:
             return ""
         return (
@@ -92,10 +85,7 @@ class Audit:
 
     @property
     def problem(self) -> str:
-        """The reason why the claims show nothing although they hold, with a remedy.
-
-        The text is '' if the claims show something or no case was tried.
-        """
+        """The reason why the claims show nothing although they hold, with a remedy, or ''."""
         if self.declined and not self.cases and not self.left_out:
             return (
                 f"{self.subject}: not audited: the program supports none of the {len(self.declined)} cases that were "
@@ -121,7 +111,6 @@ class Audit:
         )
 
     def as_data(self, name: str) -> Audited:
-        """Converts the audit of property `name` to plain data for the report."""
         return Audited(
             property=name,
             cases=self.cases,
@@ -147,8 +136,5 @@ def unseen_in(audited: Audited) -> tuple[tuple[str, ...], bool]:
 
 
 def decisive(kind: str) -> tuple[str, ...]:
-    """Returns the decisive kinds of fault for a kind of collective.
-
-    If a claim rejects a decisive fault, the claim checks that results depend on other ranks' operands.
-    """
+    """Returns the decisive kinds of fault for a kind of collective: see DECISIVE."""
     return ("dropped",) if kind in WITHOUT_OPERAND_OF_ALL else DECISIVE

@@ -1,7 +1,7 @@
-"""Chooses the cases of a search, which are one chunk of a property's cases, before any case runs.
+"""Chooses the cases of a chunk before any case runs.
 
-Cases depend only on equivtest's own seed, so that a commit draws the same cases everywhere. Neither constants of
-imported modules (`equivtest.search.local_constants`) nor settings of a Hypothesis profile change the cases.
+The cases depend only on equivtest's own seed, so that a commit draws the same cases everywhere.  Neither constants of
+imported modules (`equivtest.search.local_constants`) nor settings of a Hypothesis profile change them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Chunk:
-    """The part of a property's cases that one search runs, with one world size, a number of cases and one seed.
+    """The part of a property's cases that one search runs.
 
     Attributes:
         seed: If 'gate', the cases are the fixed cases of this commit. Any other text gives other cases.
@@ -53,8 +53,7 @@ class Chunk:
         mixes_worlds: True if the array covers all world sizes. The chunk then has those cases of the array that have
             the chunk's world size.
         depth: Depth of the property's enumeration, if the chunk is a part of an enumeration. Otherwise 0.
-        examples: Number of the property's examples that the chunk has, beginning with the first. If None, the chunk has
-            all examples.
+        examples: Number of the property's first examples that the chunk has. If None, the chunk has all examples.
     """
 
     world_size: int
@@ -73,35 +72,32 @@ class Chunk:
     def smaller_world_sizes(self) -> list[int]:
         """World sizes to which a failure of the chunk is shrunk, in ascending order.
 
-        A single rank is left out, because it exchanges nothing, so that a failure on one rank has another cause.
+        A single rank is left out: it exchanges nothing, so a failure on one rank has another cause.
         """
         return sorted(size for size in self.world_sizes if 1 < size < self.world_size)
 
     @property
     def space(self) -> Space:
-        """Space (world size and dtypes) from which the chunk's cases are drawn."""
         return Space((self.world_size,), self.dtypes)
 
 
 def chunk_of(
     part: Part, dtypes: tuple[str, ...], seed: str = "gate", world_sizes: tuple[int, ...] = limits.WORLD_SIZES
 ) -> Chunk:
-    """Returns the chunk that the part of a profile's plan describes."""
     return Chunk(dtypes=dtypes, seed=seed, world_sizes=world_sizes, **dataclasses.asdict(part))
 
 
 def seed_of(prop: Property, chunk: Chunk) -> int:
-    """Returns a chunk's seed, which depends only on the property, the chunk and the chunk's seed text."""
     claims = ",".join(claim.name for claim in prop.claims)
     text = f"{chunk.seed}|{prop.subject}|{claims}|{chunk.world_size}|{chunk.index}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
-    """Returns the chunk's cases without duplicates. These are cases of the covering array, or random cases.
+    """Returns the chunk's cases without duplicates: cases of the covering array, or random cases.
 
     Chunk 0 begins with examples of the property, and ends with a case of each aspect, such as 'uneven', that the
-    chunk's other cases lack. A part of an enumeration has only the cases that the enumeration lists.
+    chunk's other cases lack.  A part of an enumeration has only the cases that the enumeration lists.
     """
     if chunk.depth:
         assert prop.enumeration is not None
@@ -120,7 +116,7 @@ def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
 def covering_array_of(prop: Property, chunk: Chunk) -> Array | None:
     """Returns the covering array from which the chunk's cases are taken, or None if the cases are random.
 
-    An array of several world sizes has all usual sizes, even if the run has only some. So the cases of a usual world
+    An array of several world sizes has all usual sizes, even if the run has only some.  So the cases of a usual world
     size do not depend on --world-sizes.
     """
     build = builder_of(prop.cases)
@@ -141,10 +137,7 @@ def _covering_array(cases: Any, space: Space, strength: int, seed: int, dangerou
 
 
 def replay_of(prop: Property, chunk: Chunk, case: Case) -> ExampleDatabase | None:
-    """Returns a database that makes Hypothesis begin with `case`.
-
-    If the chunk's covering array lacks the case, the result is None.
-    """
+    """Returns a database that makes Hypothesis begin with `case`, or None if the covering array lacks the case."""
     array = covering_array_of(prop, chunk)
     rows = [row for row in array.rows if row.case == case] if array else []
     return _OneExample([index for name, index in rows[0].choices if name != "world_size"]) if rows else None
@@ -152,8 +145,6 @@ def replay_of(prop: Property, chunk: Chunk, case: Case) -> ExampleDatabase | Non
 
 class _OneExample(ExampleDatabase):
     """A database of Hypothesis with the choices of one example.
-
-    Hypothesis begins with these choices. The database stores nothing.
 
     Source for the form of a choice: SampledFromStrategy.do_draw (one integer, none for a table of one entry) and
     hypothesis.database.choices_to_bytes, Hypothesis 6.170.  A release without that function begins at random.
@@ -191,7 +182,6 @@ def _has(aspect: str, case: Case) -> bool:
 
 
 def draw_cases(prop: Property, chunk: Chunk, num_cases: int) -> list[Case]:
-    """Draws `num_cases` cases from the chunk's space, by its seed, in the order in which Hypothesis draws them."""
     return _drawn(prop.cases(chunk.space), seed_of(prop, chunk), num_cases)
 
 

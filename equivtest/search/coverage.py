@@ -13,17 +13,11 @@ from equivtest.search.chunks import Chunk, chunk_cases, chunk_of, covering_array
 from equivtest.search.known import KnownFailures
 
 StateOf = Callable[[Case], CaseState]
-"""Function that returns what a case showed: 'judged', 'known' to fail, or 'open'."""
+"""Returns what a case showed."""
 
 
 def coverage_of(prop: Property, chunk: Chunk, state_of: StateOf) -> Coverage | None:
-    """Returns the cases of the chunk's covering array on the chunk's world size, each with its state.
-
-    If the chunk's cases are random, the result is None.
-
-    Args:
-        state_of: Function from a case to its state: 'judged', 'known' or 'open'.
-    """
+    """Returns the cases of the chunk's covering array with their states, or None if the chunk's cases are random."""
     array = covering_array_of(prop, chunk)
     if array is None:
         return None
@@ -45,7 +39,7 @@ def coverage_of(prop: Property, chunk: Chunk, state_of: StateOf) -> Coverage | N
 def planned_coverage(
     prop: Property, profile: Profile, world_sizes: tuple[int, ...], dtypes: tuple[str, ...], known: KnownFailures
 ) -> tuple[int, list[Coverage]]:
-    """Returns how many cases of a property a run of the profile has, and the coverage of each search. Runs nothing."""
+    """Returns a property's number of cases in a run of the profile, and the coverage of each search.  Runs nothing."""
 
     def state_of(case: Case) -> CaseState:
         is_known = any(known.match(prop.subject, claim.name, case) for claim in prop.claims)

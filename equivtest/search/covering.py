@@ -1,8 +1,8 @@
-"""Builds covering arrays, which are few cases with every combination of values of any two, or any three, axes.
+"""Builds covering arrays: few cases with every combination of values of any two, or any three, axes.
 
 The builder is greedy, like AETG (Cohen, Dalal, Fredman, Patton, "The AETG System", IEEE Transactions on Software
 Engineering 23, 1997).  A row is one case.  For each row the builder chooses a combination that no row has yet, and
-tries several cases with this combination. In half of these cases every other axis takes the value that adds the most
+tries several cases with this combination.  In half of these cases every other axis takes the value that adds the most
 new combinations.  The case with the most new combinations becomes the row.  At the end the builder looks for one case
 that can replace two rows.  The family's own function builds each tried case from its tables, so that every row is a
 valid case.  A combination that occurs in no tried case counts as infeasible.
@@ -32,21 +32,18 @@ Value = tuple[str, Hashable]
 """(name of an axis, class of the entry that a case takes from the axis's table)."""
 
 Combination = tuple[Value, ...]
-"""Values of different axes, in the order in which the builder first met the axes."""
+"""Values of different axes, in the order in which the builder first saw the axes."""
 
 Build = Callable[[Draw, Space], Case]
 
 SAMPLES = 300
 """Number of random cases from which the builder learns which axes and values there are."""
 TRIES = 10
-"""Number of cases that are tried for a combination; every second one is random on the other axes."""
+"""Number of cases that are tried for a combination.  Every second case is random on the other axes."""
 MERGES = 5
 """Number of cases that are tried in place of two rows."""
 EXPECTED = 15.0
-"""Evidence that a combination is infeasible: so many random cases should have it, by its values' frequencies.
-
-It is infeasible only if none has it.
-"""
+"""A combination is infeasible if no random case has it, although the frequencies of its values predict this many."""
 
 
 class CoveringRow(NamedTuple):
@@ -63,13 +60,7 @@ class CoveringRow(NamedTuple):
 
 
 class Array(NamedTuple):
-    """A covering array, which is few cases with every feasible combination of values of any `strength` axes.
-
-    Attributes:
-        rows: The cases of the array. The first cases cover the most combinations.
-        covered: The combinations that some case has.
-        infeasible: The combinations that no tried case had.
-    """
+    """A covering array, which is few cases with every feasible combination of values of any `strength` axes."""
 
     rows: tuple[CoveringRow, ...]
     covered: tuple[Combination, ...]
@@ -78,8 +69,6 @@ class Array(NamedTuple):
 
 def covering_array(build: Build, space: Space, strength: int, seed: int, dangerous: Iterable[str] = ()) -> Array:
     """Builds cases in which every feasible combination of values of any `strength` axes occurs.
-
-    The same arguments give the same array in every process.
 
     Args:
         build: The family's function that builds a case from its tables.
@@ -129,10 +118,7 @@ class _Row:
         return self.chance.choice(best)
 
     def values_of(self, case: Case) -> Combination:
-        """Returns the values that the case has.
-
-        The family may have changed a field after its value was picked.
-        """
+        """Returns the values that the case has.  The family may have changed a field after its value was picked."""
         fields = fields_of(case)
         corrected = (
             (name, self._corrected(name, fields[name]) if name in fields else value)
@@ -143,9 +129,9 @@ class _Row:
     def _corrected(self, name: str, actual: Any) -> Hashable:
         """Returns the label of the value that field `name` has in the case.
 
-        The family may have changed the field after its value was picked. If the field's table lacks the new value, the
-        result is `free`, so that the axis does not count. If no entry of the table has the type of the new value, the
-        result is the label of the picked entry.
+        The family may have changed the field after the row picked its value.  If the field's table lacks the new value,
+        the result is `free`, so that the axis does not count.  If no entry of the table has the type of the new value,
+        the result is the label of the picked entry.
         """
         table, label, index = self.picks[name]
         if actual is table[index]:
@@ -158,9 +144,9 @@ class _Row:
 
 @cache
 def _classes(table: tuple[Any, ...], types: tuple[type, ...], label: Label) -> dict[Hashable, tuple[int, ...]]:
-    """Groups the entries of a table by label. Returns label -> indices of the entries with that label.
+    """Returns label -> indices of the table's entries with that label.
 
-    `types` keeps apart the cached results for tables that compare equal, such as (True,) and (1,).
+    `types` separates the cached results of tables that compare equal, such as (True,) and (1,).
     """
     found: dict[Hashable, list[int]] = {}
     for index, entry in enumerate(table):
@@ -169,7 +155,7 @@ def _classes(table: tuple[Any, ...], types: tuple[type, ...], label: Label) -> d
 
 
 class _Merging:
-    """State while a covering array is made shorter. It maps numbers to rows, and to the combinations of the rows."""
+    """State while a covering array is made shorter: number -> row, and number -> combinations of the row."""
 
     def __init__(self) -> None:
         self.rows: dict[int, CoveringRow] = {}
@@ -186,10 +172,7 @@ class _Merging:
             del self.rows[number], self.has[number]
 
     def pairs(self) -> Iterator[tuple[int, int, int]]:
-        """Yields (number, number, combinations that only these two rows have) for each pair of rows once.
-
-        Rows that alone have few combinations come first.
-        """
+        """Yields (number, number, combinations that only these rows have) for each pair of rows, the fewest first."""
         once, twice, thrice = _at_least(3, self.has.values())
         alone = {number: has & once & ~twice for number, has in self.has.items()}
         in_two = twice & ~thrice
@@ -200,10 +183,7 @@ class _Merging:
                 yield one, other, alone[one] | alone[other] | (self.has[one] & self.has[other] & in_two)
 
     def in_order(self) -> list[CoveringRow]:
-        """Returns the rows in a new order.
-
-        The next row is always one that adds the most new combinations to the rows before it.
-        """
+        """Returns the rows so that each row adds the most new combinations to the rows before it."""
         left, ordered = dict(self.has), []
         while left:
             first = max(left, key=lambda number: left[number].bit_count())
@@ -214,10 +194,7 @@ class _Merging:
 
 
 def _at_least(most: int, sets: Iterable[int]) -> list[int]:
-    """Returns one set for each number from 1 to `most`.
-
-    The set for a number has the combinations that are in at least that number of `sets`.
-    """
+    """Returns, for each number from 1 to `most`, the combinations that are in at least that many of `sets`."""
     found = [0] * most
     for each in sets:
         for place in range(most - 1, 0, -1):
@@ -263,10 +240,7 @@ class _Builder:
         return Array(tuple(self._merged(rows)), tuple(covered), tuple(infeasible))
 
     def _merged(self, rows: Iterable[CoveringRow]) -> list[CoveringRow]:
-        """Returns rows that together have all combinations of `rows`.
-
-        If two rows can be merged, the result has fewer rows than `rows`.
-        """
+        """Returns rows, if possible fewer, that together have all combinations of `rows`."""
         merging = _Merging()
         for row in rows:
             merging.add(row, self._combinations(row.values) & self.covered)
@@ -275,7 +249,7 @@ class _Builder:
         return merging.in_order()
 
     def _merge(self, merging: _Merging, one: int, other: int, needed: int) -> bool:
-        """Replaces two rows by one row that has the combinations `needed`. Returns False if no tried row has them."""
+        """Replaces two rows by one row that has the combinations `needed`.  Returns False if no tried row has them."""
         values = {value for having in self.having.values() for value, each in having.items() if each & needed}
         if len(dict(values)) < len(values):
             return False
@@ -288,13 +262,7 @@ class _Builder:
         return False
 
     def _list_combinations(self, samples: list[CoveringRow]) -> list[Combination]:
-        """Gives every combination a number, and returns the infeasible combinations.
-
-        Combinations that may be feasible are marked as open.
-
-        `samples` are random cases. A combination counts as infeasible if no sample has it, although the frequencies of
-        its values predict EXPECTED or more samples with it.
-        """
+        """Numbers the combinations, marks them as open, and returns the infeasible ones: see EXPECTED."""
         shares = Counter(value for row in samples for value in row.values)
         values: dict[str, list[Value]] = {}
         for value in shares:
@@ -318,23 +286,18 @@ class _Builder:
         return infeasible
 
     def _groups(self, names: Collection[str]) -> Iterator[tuple[str, ...]]:
-        """Yields each group of axes for which every combination of values has to occur in some case."""
         yield from itertools.combinations(names, self.strength)
         if self.strength < 3:
             yield from itertools.combinations([name for name in names if name in self.dangerous], 3)
 
     def _combinations(self, values: Combination) -> int:
-        """Returns the combinations that a row with these values has."""
         parts = (
             _at_least(length, [having.get(value, 0) for value in values])[-1] for length, having in self.having.items()
         )
         return functools.reduce(operator.or_, parts, 0)
 
     def _best_row(self, target: int) -> CoveringRow | None:
-        """Tries TRIES cases with the combination `target`, and returns the case with the most uncovered combinations.
-
-        If no tried case has the target, the result is None.
-        """
+        """Tries cases with the combination `target`, and returns the case with the most open combinations, or None."""
         wanted = self.combinations[target]
         tries = [self._try(wanted, self._rates if number % 2 == 0 else None) for number in range(TRIES)]
         new = [(row, self._combinations(row.values) & self.open) for row in tries if row is not None]
@@ -342,10 +305,7 @@ class _Builder:
         return max(having, key=operator.itemgetter(1), default=(None, 0))[0]
 
     def _rates(self, values: Sequence[Value], others: Iterable[Value]) -> list[int]:
-        """Returns one number for each of `values`.
-
-        The number counts the open combinations of the value alone or with one of `others`.
-        """
+        """Returns, for each of `values`, the number of open combinations of the value alone or with one of `others`."""
         pairs, singles = self.having.get(2, {}), self.having.get(1, {})
         with_others = functools.reduce(operator.or_, (pairs.get(other, 0) for other in others), 0)
         return [

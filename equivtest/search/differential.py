@@ -1,4 +1,4 @@
-"""Separates failures of torch from failures of the backend. A failing case runs once more on gloo and the CPU."""
+"""Separates failures of torch from failures of the backend: a failing case runs once more on gloo and the CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOTHING = KnownFailures()
 def set_torchs_apart(
     verdicts: Sequence[Verdict], claims: Sequence[Claim], gloo: Pool, known: KnownFailures = NOTHING
 ) -> list[Verdict]:
-    """Returns the verdicts of `compare_with_gloo`, or the same verdicts if the case cannot run on gloo and the CPU."""
+    """Returns the verdicts of `compare_with_gloo`, or `verdicts` if the case cannot run on gloo and the CPU."""
     try:
         return compare_with_gloo(verdicts, claims, gloo, known)
     except (Misuse, BrokenSetup):
@@ -33,11 +33,10 @@ def compare_with_gloo(
 ) -> list[Verdict]:
     """Returns the verdicts on one case, in which torch's own failures are replaced by known failures.
 
-    A failure is torch's own if the case fails alike on gloo and the CPU.
+    A failure is torch's own if the case fails in the same way on gloo and the CPU.
 
     Args:
-        gloo: Pool of ranks on gloo and the CPU.
-        known: Known failures. If a failure has an entry in this list, the verdict has the reason of the entry.
+        known: If an entry of this list covers the failure, the verdict has the reason of the entry.
 
     Raises:
         Misuse, BrokenSetup: the case cannot run on gloo and the CPU.
@@ -59,10 +58,10 @@ def compare_with_gloo(
 def fails_alike(verdict: Verdict, other: Verdict) -> bool:
     """True if two verdicts on one case fail the same claim, by the same kind, at the same tensors.
 
-    Each wrong tensor of `verdict` must be wrong in `other` too. The worst element must be the same, or each rank must
-    have the same number of wrong elements, because roundings may decide which element is the worst.  A mismatch of a
-    whole tensor, such as a wrong shape, must have the same result. If a rank raised, the exceptions must be equal. If a
-    rank is silent or lost, it shows no tensor, so the result is False.
+    Each wrong tensor of `verdict` must be wrong in `other` too.  The worst element or the number of wrong elements on
+    each rank must be equal, because roundings may decide which element is the worst.  A mismatch of a whole tensor,
+    such as a wrong shape, must have the same result.  If a rank raised, the exceptions must be equal.  If a rank is
+    silent or lost, the result is False.
     """
     same = (verdict.claim, verdict.kind, verdict.draw) == (other.claim, other.kind, other.draw)
     if not same or not other.failed:
@@ -82,13 +81,12 @@ def _is_alike(first: Mismatch, second: Mismatch) -> bool:
 
 
 def _exception_in(verdict: Verdict) -> str:
-    """Returns the class and first line of the exception that ended the run, without numbers of devices, or ''."""
+    """Returns the class and first line of the exception that ended the run, or ''.  Numbers of devices are left out."""
     found = re.search(r" raised (\w+: .*)", verdict.detail.partition("\n")[0])
     return re.sub(r"\b[a-z]+:\d+\b", "DEVICE", found[1]) if found else ""
 
 
 def as_known(verdict: Verdict, reason: str) -> Verdict:
-    """Returns the verdict on a failure, marked as a known failure."""
     return replace(verdict, judgement=replace(verdict.judgement, kind="known", mismatches=()), known=reason)
 
 

@@ -1,9 +1,7 @@
-"""Adds cases to a search whose own cases give too few conclusions in a cell.
+"""Adds cases to a search whose own cases give too few conclusions in a cell (dtype, shard kind, claim).
 
-A cell is a combination of a dtype, a shard kind and a claim.
-
-Before anything runs, further cases are drawn, and a case is kept if it helps a cell that lacks draws. After the
-judgement, more cases are drawn for cells with too many inconclusive verdicts. These cells may depend on the machine.
+Before anything runs, further cases are drawn, and a case is kept if it helps a cell that lacks draws.  After the
+judgement, more cases are drawn for cells with too many inconclusive verdicts.
 """
 
 from __future__ import annotations
@@ -25,37 +23,32 @@ from equivtest.verdicts.claims import Claim
 from equivtest.verdicts.verdict import CONCLUSIVE
 
 BATCH = 50
-"""Number of cases that are drawn at a time to fill cells."""
+"""Number of cases that are drawn at a time."""
 PATIENCE = 4
-"""Largest number of successive batches that help no cell: some cells occur in one case in a hundred, others never."""
+"""Largest number of successive batches that help no cell.  Some cells occur in one case in a hundred, others never."""
 
 HOPELESS = 3 * MAX_INCONCLUSIVE
-"""Fraction of inconclusive verdicts above which the reason is the cell's cases and not chance.
-
-The fraction is of twice `per_cell` verdicts.
-"""
+"""Further draws do not help a cell if its inconclusive verdicts exceed this fraction of twice `per_cell` verdicts."""
 
 Cell = tuple[str, str, str]
-"""(dtype, shard kind, claim); the dtype is '' for a claim that does not need conclusions in every dtype."""
+"""(dtype, shard kind, claim).  The dtype is '' for a claim that does not need conclusions in every dtype."""
 
 IsJudged = Callable[[Case, str], bool]
-"""Function that tells if a claim will be judged on a case: a case that is known to fail fills no cell."""
+"""Tells if a claim will be judged on a case.  A case that is known to fail fills no cell."""
 
 
 def always(case: Case, claim: str) -> bool:
-    """Returns True, which says that every claim will be judged on every case."""
     return True
 
 
 def fill(
     prop: Property, chunk: Chunk, cases: Collection[Case], missing: Counter[Cell], is_judged: IsJudged = always
 ) -> list[Case]:
-    """Draws further cases, and returns the cases with draws in a cell that lacks draws on a claim.
+    """Draws further cases, and returns the cases that help a cell that lacks draws.
 
     Args:
         cases: Cases that the search already has.
         missing: Number of draws that each cell lacks.
-        is_judged: Function (case, name of a claim) -> True if the claim judges the case's draws.
     """
     seen, helpless, batch = set(cases), 0, 0
     found: list[Case] = []
@@ -74,11 +67,7 @@ def fill(
 
 
 def short_of_draws(prop: Property, chunk: Chunk, cases: Iterable[Case], is_judged: IsJudged = always) -> Counter[Cell]:
-    """Returns the number of draws that each required cell lacks, if each cell needs the chunk's `per_cell` draws.
-
-    Args:
-        is_judged: Function (case, name of a claim) -> True if the claim judges the case's draws.
-    """
+    """Returns the number of draws that each required cell lacks, if each cell needs the chunk's `per_cell` draws."""
     missing = Counter(dict.fromkeys(cells_of(prop, chunk), chunk.per_cell))
     for case in cases:
         missing -= draws_by_cell(prop, case, is_judged)
@@ -89,9 +78,8 @@ def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Record]
     """Returns the number of further draws that each required cell needs, if each draw gives a conclusion.
 
     A cell needs `per_cell` conclusive verdicts, and at most the share MAX_INCONCLUSIVE of its verdicts may be
-    inconclusive. The count is at most `per_cell`. Two kinds of cells need no draw. A cell of the first kind has no
-    conclusive and no inconclusive verdict, since the claim may find nothing to judge in the cell. A cell of the second
-    kind has so many inconclusive verdicts that further draws will not help.
+    inconclusive.  Two kinds of cells need no draw.  In the first kind the claim finds nothing to judge.  In the second
+    kind so many verdicts are inconclusive that further draws will not help.
     """
     conclusive, inconclusive = Counter[Cell](), Counter[Cell]()
     for record in records:
@@ -111,11 +99,9 @@ def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Record]
 
 
 def _flagged(prop: Property, case: Case, missing: Iterable[Cell], is_judged: Callable[[Case, str], bool]) -> Case:
-    """Returns the case with the flags of claims that lack draws in the case's cells.
+    """Returns the case with the flags (`records`, `repeats`, `measures`) of claims that lack draws in the case's cells.
 
-    The flags are the fields `records`, `repeats` and `measures` of the case.
-
-    Some claims are judged only on the one case in eight that has their flag. A rare cell would almost never get such a
+    Some claims are judged only on the one case in eight that has their flag.  A rare cell would almost never get such a
     case by chance.
     """
     for claim in prop.claims:
@@ -128,16 +114,12 @@ def _flagged(prop: Property, case: Case, missing: Iterable[Cell], is_judged: Cal
 
 
 def _dtypes_of(missing: Iterable[Cell], chunk: Chunk) -> tuple[str, ...]:
-    """Returns the chunk's dtypes in which some cell lacks draws.
-
-    If a cell without a dtype lacks draws, the result is all dtypes of the chunk.
-    """
+    """Returns the chunk's dtypes in which some cell lacks draws, or all if a cell without a dtype lacks draws."""
     short = {dtype for dtype, _, _ in missing}
     return tuple(dtype for dtype in chunk.dtypes if dtype in short or "" in short)
 
 
 def cells_of(prop: Property, chunk: Chunk) -> set[Cell]:
-    """Returns the cells that the chunk's cases can fill and in which a conformance run needs conclusions."""
     kinds = wanted_kinds(
         chunk.world_size, refusals=prop.refuses_only, shards=prop.shards, conclusive=prop.conclusive_shards
     )
@@ -152,11 +134,7 @@ def cells_of(prop: Property, chunk: Chunk) -> set[Cell]:
 
 
 def draws_by_cell(prop: Property, case: Case, is_judged: Callable[[Case, str], bool] = always) -> Counter[Cell]:
-    """Returns for each cell the number of a case's draws that are judged on the cell's claim.
-
-    Args:
-        is_judged: Function (case, name of a claim) -> True if the claim judges the case's draws.
-    """
+    """Returns for each cell the number of the case's draws that are judged on the cell's claim."""
     found = Counter[Cell]()
     for claim in prop.claims:
         judged = sum(claim.applies(case, draw) for draw in range(len(case.values)))

@@ -1,4 +1,4 @@
-"""Reads lists of known failures from files. An entry says that a claim is known to fail on some cases."""
+"""Reads lists of known failures from files."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     from equivtest.ranks.support import Finding
 
 KIND_OF_FAULT = {"wrong": "value", "raised": "raised", "hung": "timed_out", "died": "lost"}
-"""Kind of a probe's failure -> kind of verdict that a case with the same collective alone would have."""
+"""Kind of a probe's failure -> kind of verdict on a case with the same collective alone."""
 
 SHIPPED = Path(__file__).parents[1] / "known_failures.toml"
-"""Path of the list that comes with the package."""
 
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
@@ -48,12 +47,11 @@ OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def asked(case: Case, name: str) -> Callable[[Case], Any] | None:
-    """Returns the function that computes a named quantity of a case, for conditions of `where`.
+    """Returns the function that computes a named quantity of a case for conditions of `where`, or None if there is
+    none.
 
-    A name means a field or property of the case, or a predicate. Predicates are the public functions of the module
-    `known` in the package of the case's class, and then in the packages of its base classes.  A predicate computes a
-    fact that only lists of known failures use, so the case class has no property for it.  If there is no such field,
-    property or predicate, the result is None.
+    The name is a field or property of the case, or a predicate.  Predicates are the public functions of the module
+    `known` in the package of the case's class, or in the packages of its base classes.
     """
     of_class = getattr(type(case), name, None)
     if name in defaults_of(type(case)):
@@ -84,7 +82,7 @@ class Condition:
     right_is_field: bool = False
 
     def holds(self, case: Case) -> bool:
-        """True if `case` satisfies the condition. If the case has no quantity of that name, the result is False.
+        """True if `case` satisfies the condition.  If the case has no quantity of that name, the result is False.
 
         Raises:
             TypeError: the two sides cannot be compared.
@@ -97,30 +95,25 @@ class Condition:
 
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
-    """The fields that decide if an entry counts.
-
-    These are versions of packages, and the day on which the entry expires.
-    """
+    """The fields that decide if an entry counts: versions of packages, and the day on which the entry expires."""
 
     versions: tuple[tuple[str, str], ...] = ()
     expires: datetime.date | None = None
 
     @cached_property
     def of_installed(self) -> bool:
-        """True if the entry is about the installed versions of packages."""
         return all(_is_installed(name, specifier) for name, specifier in self.versions)
 
     def has_expired(self, day: datetime.date) -> bool:
-        """True if the entry no longer counts on this day."""
         return self.expires is not None and day > self.expires
 
 
 @dataclass(frozen=True)
 class KnownFailure(_Entry):
-    """One entry. It says that `claim` on `subject` fails with `kind` on all cases that fulfil the conditions `where`.
+    """One entry: `claim` on `subject` fails with `kind` on all cases that fulfil the conditions `where`.
 
-    `number` counts the subject's entries from 1, file by file, in the order in which they are written. `findings` are
-    numbers of files in findings/ of this repository. The text `reason` ends with these numbers.
+    `number` counts the subject's entries from 1, file by file.  `findings` are numbers of files in findings/ of this
+    repository.  The text `reason` ends with these numbers.
     """
 
     subject: str
@@ -136,15 +129,10 @@ class KnownFailure(_Entry):
 
     @property
     def id(self) -> str:
-        """Name of the entry in a report."""
         return f"known_failures::{self.subject}::{self.number}"
 
     def covers(self, case: Case) -> bool:
-        """True if all conditions of the entry hold for `case`.
-
-        Raises:
-            Misuse: a condition compares two incomparable values.
-        """
+        """True if all conditions hold for `case`.  Raises Misuse if a condition compares incomparable values."""
         try:
             return all(condition.holds(case) for condition in self.where)
         except TypeError as error:
@@ -153,7 +141,7 @@ class KnownFailure(_Entry):
 
 @dataclass(frozen=True)
 class _Unread(_Entry):
-    """An entry of the shipped list that is not read yet. It is read when its subject is judged."""
+    """An entry of the shipped list that is not read until its subject is judged."""
 
     raw: _Raw
     position: int
@@ -170,9 +158,7 @@ class _Unread(_Entry):
 
 @dataclass(frozen=True)
 class KnownFailures:
-    """The entries of several files, in order.
-
-    Only entries that are about installed versions of packages, and that have not expired, are in it.
+    """The entries of several files that are about installed versions of packages and have not expired.
 
     Attributes:
         listed: The entries. Some of them may not be read yet.
@@ -184,33 +170,26 @@ class KnownFailures:
 
     @classmethod
     def load(cls, *paths: Path) -> KnownFailures:
-        """Returns the entries of files about installed versions. Expired entries are only in `expired`.
-
-        Raises:
-            Misuse: a file cannot be read or has a mistake. The message names the entry and the field.
-        """
+        """Returns the entries of files, as of today.  Raises Misuse, with entry and field, for a mistake in a file."""
         return cls.on_day(_listed(*paths), today())
 
     @classmethod
     def on_day(cls, entries: Iterable[KnownFailure | _Unread], day: datetime.date) -> KnownFailures:
-        """Returns the entries about installed versions. Entries that expired before `day` are only in `expired`."""
         found = [entry for entry in entries if entry.of_installed]
         expired = tuple(_read(entry) for entry in found if entry.has_expired(day))
         return cls(tuple(entry for entry in found if not entry.has_expired(day)), expired)
 
     @cached_property
     def entries(self) -> tuple[KnownFailure, ...]:
-        """All entries."""
         return tuple(map(_read, self.listed))
 
     @cached_property
     def own(self) -> KnownFailures:
-        """The entries of your own lists, without the entries of the shipped list."""
+        """The entries of your own lists."""
         own = (entry for entry in self.listed if isinstance(entry, KnownFailure) and not entry.is_shipped)
         return replace(self, listed=tuple(own))
 
     def of(self, subject: str) -> tuple[KnownFailure, ...]:
-        """Returns the entries about `subject`."""
         if subject not in self._by_subject:
             self._by_subject[subject] = tuple(_read(entry) for entry in self.listed if entry.subject == subject)
         return self._by_subject[subject]
@@ -223,16 +202,13 @@ class KnownFailures:
         """Returns the first entry that says that `claim` fails on `case`, or None.
 
         Args:
-            kind: Kind of failure of the entry. If None, entries of any kind count.
+            kind: If None, entries of any kind of failure count.
         """
         found = (e for e in self.of(subject) if e.claim == claim or e.kind in WHOLE_RUN)
         return next((e for e in found if kind in (None, e.kind) and e.covers(case)), None)
 
     def of_fault(self, fault: Finding) -> KnownFailure | None:
-        """Returns the entry about a collective that a probe found wrong, or None.
-
-        Such an entry is about the subject `collectives`, which calls each collective alone.
-        """
+        """Returns the entry of the subject `collectives` about a collective that a probe found wrong, or None."""
         code = f"CollectivesCase(world_size={fault.world_size}, dtype={fault.dtype!r}, collectives=({fault.name!r},))"
         try:
             case = from_code(code)
@@ -241,12 +217,11 @@ class KnownFailures:
         return self.match("collectives", "equals_unsharded", case, KIND_OF_FAULT[fault.kind])
 
     def forbids_run(self, subject: str, case: Case) -> KnownFailure | None:
-        """Returns the first entry that forbids to run `case`, because the whole run would fail, or None."""
+        """Returns the first entry whose kind of failure would end the whole run of `case`, or None."""
         return next((e for e in self.of(subject) if e.kind in WHOLE_RUN and e.covers(case)), None)
 
 
 def known_state(entry: KnownFailure, state: str) -> KnownState:
-    """Returns the `KnownState` of an entry for a report. `state` is the result of the entry's smallest case."""
     return KnownState(
         id=entry.id,
         claim=entry.claim,
@@ -264,16 +239,12 @@ def today() -> datetime.date:
 
 
 def read_entries(*paths: Path) -> list[KnownFailure]:
-    """Returns all entries of the files, with the entries about versions that are not installed.
-
-    Raises:
-        Misuse: a file cannot be read or has a mistake. The message names the entry and the field.
-    """
+    """Returns all entries of the files, also about versions that are not installed.  Raises Misuse as `load` does."""
     return list(map(_read, _listed(*paths)))
 
 
 def _listed(*paths: Path) -> list[KnownFailure | _Unread]:
-    """Returns all entries of the files. Entries of the shipped list are not read yet."""
+    """Returns all entries of the files.  Entries of the shipped list stay unread."""
     numbers: Counter[str] = Counter()
     return [entry for path in paths for entry in _entries_in(path, numbers)]
 
@@ -283,7 +254,7 @@ def _read(entry: KnownFailure | _Unread) -> KnownFailure:
 
 
 def _entries_in(path: Path, numbers: Counter[str]) -> Sequence[KnownFailure | _Unread]:
-    """Returns all entries of one file. `numbers` has, for each subject, the number of entries in earlier files."""
+    """Returns all entries of one file.  `numbers` has, for each subject, the number of entries in earlier files."""
     try:
         data = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
@@ -414,10 +385,7 @@ def _is_installed(name: str, specifier: str) -> bool:
 
 @cache
 def _installed_version(name: str) -> str:
-    """Returns the installed version of a package, or ''.
-
-    The result is cached, because a call reads a lot of metadata.
-    """
+    """Returns the installed version of a package, or ''.  Cached, because a call reads a lot of metadata."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -425,10 +393,7 @@ def _installed_version(name: str) -> str:
 
 
 def _known_claims() -> tuple[str, ...]:
-    """Returns the name of every claim.
-
-    The function is called only for a file with entries, because claims import torch.
-    """
+    """Returns the name of every claim.  Only a file with entries needs the names, because claims import torch."""
     from equivtest.verdicts.claims import CLAIMS
 
     return tuple(CLAIMS)

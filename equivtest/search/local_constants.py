@@ -20,14 +20,14 @@ SINCE = (6, 131, 1)
 """The first release of Hypothesis that draws such constants."""
 HOME = "hypothesis.internal.conjecture.providers"
 FINDER, CACHE = "_get_local_constants", "CONSTANTS_CACHE"
-"""Names of Hypothesis' function that finds the constants of all imported modules, and of its cache of them."""
+"""Names of Hypothesis' function that finds the constants of imported modules, and of its cache of constants."""
 CACHE_SIZE = 1024  # as Hypothesis' own
 
 
 class _NoConstants:
     """An empty replacement for Hypothesis' table of constants by type.
 
-    Hypothesis looks a type up by a method since release 6.131.9, and by a key in earlier releases.
+    Hypothesis looks up a type with a method since release 6.131.9, and with a key in earlier releases.
     """
 
     def set_for_type(self, choice_type: object) -> tuple[()]:
@@ -38,10 +38,7 @@ class _NoConstants:
 
 @contextlib.contextmanager
 def no_local_constants() -> Iterator[None]:
-    """Makes Hypothesis' draws independent of imported modules while the context lasts.
-
-    Draws outside of the context do not change.
-    """
+    """Makes Hypothesis' draws independent of imported modules while the context lasts."""
     if hypothesis.__version_info__ < SINCE:
         yield
         return

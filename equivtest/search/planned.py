@@ -10,7 +10,7 @@ from equivtest.property import Property
 def parts_of(
     prop: Property, profile: Profile, world_sizes: tuple[int, ...], pinned: tuple[int, ...] = ()
 ) -> tuple[Part, ...]:
-    """Returns the plan of each search of a property, in a run of a profile.
+    """Returns the plan of each search of a property.
 
     Args:
         world_sizes: The run's world sizes on which the subject runs.
@@ -29,11 +29,10 @@ def pinned_sizes(
 ) -> tuple[int, ...]:
     """Returns the world sizes of the property's examples that are larger than every world size of the profile.
 
-    The result is () in a profile that is a first look. It is also () if --world-sizes, the number of devices or the
-    slots on other hosts limit the number of ranks.
+    The result is () in a profile that is a first look, or with --world-sizes.
 
     Args:
-        is_limited: True if devices or slots limit the number of ranks.
+        is_limited: True if devices or slots limit the number of ranks. Then the result is ().
     """
     if is_limited or world_sizes != profile.world_sizes or profile.several < 2:
         return ()

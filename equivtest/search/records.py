@@ -1,4 +1,4 @@
-"""Makes the records of a case's verdicts, one for each draw of values. A report stores the records."""
+"""Makes the records that a report stores, one for each draw with a verdict."""
 
 from __future__ import annotations
 
@@ -16,10 +16,6 @@ RECORD_SCHEMA = 1
 
 
 def records_of(case: Case, verdicts: Sequence[Verdict], replies: Sequence[Reply]) -> list[Record]:
-    """Returns one record for each draw with a verdict.
-
-    A record has the case, the verdict on each claim, and everything that the backend lacked.
-    """
     lacking = next((reply for reply in replies if reply.outcome == "not_supported"), None)
     declined = next((reply.error_text for reply in replies if reply.outcome == "declined"), None)
     records: dict[int, Record] = {}

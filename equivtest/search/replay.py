@@ -1,7 +1,4 @@
-"""Writes, reads and runs replay files.
-
-Each replay file stores one failing case, so that another process can run the case again.
-"""
+"""Writes, reads and runs replay files, by which another process runs a failing case again."""
 
 from __future__ import annotations
 
@@ -35,10 +32,7 @@ class ReplayFile(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         schema: Version of this form.
         case: The case as `equivtest.cases.case.to_data` writes it.
-        limit_s: Seconds that one run of the case may take.
         backend: Name and device of the backend, and the way in which its ranks are started.
-        message: The whole message of the failure.
-        versions: Versions of torch and Python.
     """
 
     schema: int
@@ -56,7 +50,7 @@ _KEYS = {"schema", "subject", "claim", "kind", "case", "backend"}
 
 
 def write_replay(verdict: Verdict, backend: Backend, directory: Path) -> Path:
-    """Writes the failure to a file in `directory`, under a name made from the failure. Returns the file's path."""
+    """Writes the failure to a file in `directory`, and returns the file's path."""
     data = ReplayFile(
         schema=SCHEMA_VERSION,
         subject=verdict.subject,
@@ -83,11 +77,7 @@ def write_replay(verdict: Verdict, backend: Backend, directory: Path) -> Path:
 
 
 def read_replay(path: Path) -> dict[str, Any]:
-    """Reads and checks the data of a replay file.
-
-    Raises:
-        Misuse: the file is unreadable, is no replay file, or has a newer schema.
-    """
+    """Reads and checks a replay file.  Raises Misuse if it is unreadable, no replay file, or has a newer schema."""
     try:
         data = msgspec.json.decode(path.read_bytes())
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -113,11 +103,7 @@ def read_replay(path: Path) -> dict[str, Any]:
 
 
 def backend_of(data: dict[str, Any]) -> Backend:
-    """Returns the backend on which the case of a replay file failed.
-
-    Raises:
-        Misuse: the file names no backend.
-    """
+    """Returns the backend on which the case of a replay file failed.  Raises Misuse if the file names none."""
     try:
         return msgspec.convert(data["backend"], Backend)
     except msgspec.ValidationError as error:
@@ -125,13 +111,10 @@ def backend_of(data: dict[str, Any]) -> Backend:
 
 
 def replay(data: dict[str, Any], pool: Pool, *, path: str = "") -> tuple[bool, str]:
-    """Runs the case of a replay file again.
-
-    Returns:
-        (True if the claim still fails, a message that describes the result).
+    """Runs the case of a replay file again.  Returns (True if the claim still fails, a message).
 
     Raises:
-        BrokenSetup, Misuse: the run shows neither that the claim fails nor that it holds: see `require_conclusion`.
+        BrokenSetup, Misuse: the run shows neither that the claim fails nor that it holds.
     """
     case = from_data(data["case"])
     verdicts = judge(data["subject"], case, pool, [CLAIMS[data["claim"]]], limit_s=data["limit_s"])

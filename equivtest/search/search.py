@@ -1,8 +1,6 @@
-"""Searches one chunk of a property's cases.
+"""Searches one chunk: draws and runs cases, judges every claim, and shrinks failures.
 
-A search draws and runs cases, judges every claim, and shrinks failures.
-
-All claims are judged from one run of each case. Then each failing (claim, kind) is shrunk separately, so that no
+All claims are judged from one run of each case.  Then each failing (claim, kind) is shrunk separately, so that no
 failure masks another failure.
 """
 
@@ -41,7 +39,7 @@ from equivtest.verdicts.message import write_brief_message
 from equivtest.verdicts.verdict import CONCLUSIVE, WHOLE_RUN, ClaimFailed, Judgement, Verdict
 
 ROUNDS = 30
-"""Largest number of times that a search adds cases to fill cells: a cell that is often inconclusive needs several."""
+"""Largest number of times that a search adds cases to fill cells.  A cell that is often inconclusive needs several."""
 
 Target = tuple[str, str]
 """(claim, kind of failure)."""
@@ -52,11 +50,7 @@ class Findings:
     """Results of a search.
 
     Attributes:
-        records: One record per case and draw of values.
-        failures: The shrunk failure of each failing (claim, kind).
-        seconds: Wall-clock time of the search.
-        misuse: The mistake in the subject or the property that ended the search early. It is '' if there was no
-            mistake.
+        misuse: The mistake in the subject or the property that ended the search early, or ''.
         left_out: Dtype of the chunk in which no case of the property can be judged -> the reason, or ''.
         coverage: The cases of the chunk's covering array, with their results. None if the cases are random.
         cut: Number of cases that were left out because the time was over.
@@ -72,7 +66,6 @@ class Findings:
 
 
 def never(case: Case) -> bool:
-    """Returns False for every case. This is the default of `is_enough`."""
     return False
 
 
@@ -93,7 +86,7 @@ def search(
     If the subject or the property raises a Misuse, the search stops, and the findings so far are returned.
 
     Args:
-        failures_dir: Directory for replay files. The directory is made when the first file is written.
+        failures_dir: Directory for replay files. The first file creates it.
         only: The (claim, kind) of the only failure of interest. The first such failure ends the run, and no other
             failure is shrunk. The failure's message then has no cause, and no history of earlier cases.
         is_enough: Function that returns True if a failing case is so small that shrinking can end.
@@ -131,7 +124,7 @@ def _write_up(smallest: Verdict, pool: Pool, failures_dir: Path) -> Failure:
 
 
 class _Enough(BaseException):
-    """Raised at a failure to end Hypothesis' search. The class is no Exception, so Hypothesis does not catch it."""
+    """Raised at a failure to end Hypothesis' search.  Hypothesis catches an Exception, but no BaseException."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__()
@@ -140,8 +133,6 @@ class _Enough(BaseException):
 
 @dataclass
 class Searching:
-    """State of a search while it runs, with the property, the ranks, and the results of the cases so far."""
-
     prop: Property
     chunk: Chunk
     pool: Pool
@@ -159,7 +150,6 @@ class Searching:
     cut: int = 0
 
     def coverage(self) -> Coverage | None:
-        """Returns which part of the chunk's covering array is covered, or None if there is no array or no case."""
         if self.left_out and self.prop.is_empty(self.chunk.space):
             return None
         return coverage_of(self.prop, self.chunk, lambda case: self.states.get(case, "open"))
@@ -195,11 +185,10 @@ class Searching:
             self.judge_cases(further)
 
     def judge_cases(self, cases: Sequence[Case]) -> None:
-        """Runs and judges the cases in order.
+        """Runs and judges the cases in order.  If `only` is set, the method stops at the first failure of that claim
+        and kind.
 
-        If `only` is set, the method stops at the first failure of that claim and kind.
-
-        The method also records the cases that a known failure forbids to run. If the backend refuses one collective of
+        The method also records the cases that a known failure forbids to run.  If the backend refuses one collective of
         a case, the case runs again without that collective.
         """
         barred = {case: entry for case in cases if (entry := self.known.forbids_run(self.prop.subject, case))}
@@ -219,16 +208,12 @@ class Searching:
             self.judge_cases(further)
 
     def _runs(self, cases: Sequence[Case]) -> Iterable[tuple[Case, list[Reply]]]:
-        """Yields each case with its replies.
-
-        If `only` is set, no case runs before the previous case is judged.
-        """
+        """Yields each case with its replies.  If `only` is set, no case runs before the previous case is judged."""
         if self.only is None:
             return self.pool.run_all(self.prop.subject, self._in_time(cases), limit_s=self.prop.limit_s)
         return ((case, self._run(case, "")) for case in cases)
 
     def _in_time(self, cases: Sequence[Case]) -> Iterator[Case]:
-        """Yields the cases until the time is over, and counts the cases that are left out."""
         for place, case in enumerate(cases):
             if time.monotonic() >= self.until_s:
                 self.cut += len(cases) - place
@@ -236,11 +221,7 @@ class Searching:
             yield case
 
     def explained(self, smallest: Verdict) -> Verdict:
-        """Returns the smallest failure, with its history and with a line on the first failure that was found.
-
-        The line is left out if both failures concern the same tensor. The history says whether the case fails alone in
-        new ranks.
-        """
+        """Returns the smallest failure with its history, and a line on the first failure if its tensor differs."""
         first = self.failing[smallest.claim, smallest.kind]
         if first.first_tensor != smallest.first_tensor:
             text = (
@@ -253,8 +234,7 @@ class Searching:
     def with_history(self, failure: Verdict) -> Verdict:
         """Returns the failure, with one more line if its case does not fail alone in new ranks.
 
-        A case that timed out gets a shorter limit when it runs alone: see `_run`. If the case exceeds the shorter limit
-        too, no line is added.
+        A case that timed out has a shorter limit here.  If the case exceeds the shorter limit too, no line is added.
         """
         case = failure.case
         earlier = [
@@ -273,10 +253,7 @@ class Searching:
         return replace(failure, history=f"the case {what} alone in new ranks; it failed after {visits}{first}")
 
     def _run(self, case: Case, kind: str) -> list[Reply]:
-        """Runs a case once more, to see a failure of `kind` again, and returns the replies.
-
-        If `kind` is a time-out, the time limit is shorter than the property's time limit.
-        """
+        """Runs a case once more, to see a failure of `kind` again.  To repeat a time-out, the case gets less time."""
         limit_s = self.prop.limit_s
         if kind == "timed_out":
             limit_s = limits.in_proportion(limits.SHRINK_CASE_S, limit_s)
@@ -287,8 +264,7 @@ class Searching:
     def judge(self, case: Case, replies: Sequence[Reply], only: Target | None = None) -> list[Verdict]:
         """Returns the verdicts on one run of a case, and records all failures except known failures.
 
-        Args:
-            only: A (claim, kind). If it is not None, only its claim is judged.
+        If `only` is set, only its claim is judged.
         """
         verdicts = [self._unless_known(verdict) for verdict in self._verdicts(case, replies, only)]
         if self.gloo is not None and any(verdict.failed for verdict in verdicts):
@@ -319,10 +295,7 @@ class Searching:
         return verdict if entry is None else as_known(verdict, entry.reason)
 
     def targets(self) -> Iterator[Target]:
-        """Yields each failing (claim, kind) once.
-
-        Some of these may first fail while another failure is shrunk.
-        """
+        """Yields each failing (claim, kind) once, including those that first fail while another failure is shrunk."""
         done: set[Target] = set()
         while waiting := [target for target in self.failing if target not in done]:
             done.add(waiting[0])
@@ -331,8 +304,8 @@ class Searching:
     def shrink(self, target: Target) -> Verdict:
         """Returns the smallest failure of the target's claim and kind that is found within limits.SHRINK_S.
 
-        If the property has a longer limit per case, there is more time. Hypothesis searches first on fewer ranks, but
-        on at least two, and then on the failure's own world size. If the caller has passed `is_enough`, the failure's
+        If the property has a longer limit per case, there is more time.  Hypothesis searches first on fewer ranks, but
+        on at least two, and then on the failure's own world size.  If the caller has passed `is_enough`, the failure's
         own world size comes first, because `is_enough` can end the search at a small case.
         """
         until_s = time.monotonic() + limits.SHRINK_S * max(1.0, self.prop.limit_s / limits.CASE_S)
@@ -364,10 +337,7 @@ class Searching:
         return first
 
     def _find(self, target: Target, chunk: Chunk, until_s: float) -> Verdict | None:
-        """Returns the smallest failure of the target's claim and kind among the cases of `chunk`, or None.
-
-        Hypothesis searches for this failure.
-        """
+        """Lets Hypothesis search the chunk, and returns the smallest failure of the target, or None."""
 
         def holds(case: Case) -> None:
             verdict = self._look(case, target, until_s)
@@ -394,7 +364,7 @@ class Searching:
         return None
 
     def _look(self, case: Case, target: Target, until_s: float) -> Verdict | None:
-        """Returns the target's failure if `case` shows it, or None. After the time limit no new case runs."""
+        """Returns the target's failure if `case` shows it, or None.  After the time limit no new case runs."""
         if case not in self.seen:
             if time.monotonic() > until_s or self.known.forbids_run(self.prop.subject, case):
                 return None
@@ -405,11 +375,6 @@ class Searching:
 
 
 def state_of(verdicts: Iterable[str]) -> CaseState:
-    """Returns the state of a case with these verdicts.
-
-    The state is 'known' if some verdict is a known failure. Otherwise it is 'judged' if some verdict is conclusive, and
-    'open' if no verdict is conclusive.
-    """
     kinds = set(verdicts)
     return "known" if "known" in kinds else "judged" if kinds.intersection(CONCLUSIVE) else "open"
 
@@ -421,16 +386,12 @@ def _of_tries(limit_s: float, of_a_run_s: float) -> str:
 
 
 def barred_records(subject: str, case: Case, entry: KnownFailure) -> list[Record]:
-    """Returns the records of a case that does not run because the known failure `entry` forbids to run it."""
     judgement = Judgement("known")
     verdict = Verdict(claim=entry.claim, subject=subject, case=case, judgement=judgement, known=entry.reason)
     return records_of(case, [verdict], [])
 
 
 def rest_of(case: Case, refused: Collection[str]) -> list[Case]:
-    """Returns a list with the variant of the case that calls none of the `refused` collectives.
-
-    If the case has no such variant, the list is empty.
-    """
+    """Returns [the variant of the case that calls none of the `refused` collectives], or [] without such a variant."""
     rest = case.without(set(refused)) if refused else None
     return [] if rest is None else [rest]
