@@ -1,1 +1,1 @@
-"""Defines what all families have in common: cases, the drawing of values, and functions that subjects share."""
+"""What all families have in common: cases, the drawing of values, and functions that subjects share."""

@@ -11,10 +11,9 @@ X_ALONE = ((), ("x",))
 
 
 class ActivationCase(Case):
-    """A case with two more kinds of fields: for the gradients of tensors, and for the memory format.
+    """A case whose fields say which tensors need a gradient, and the memory format of x and of the cotangent.
 
-    One kind says which tensors need a gradient. The other kind gives the memory format of x and of the cotangent. The
-    subclass declares these fields, in an order that it chooses.
+    The subclass declares these fields, in an order that it chooses.
     """
 
     requires_grad: tuple[str, ...]
@@ -22,6 +21,5 @@ class ActivationCase(Case):
     cotangent_contiguous: bool
 
     def given(self, name: str, shape: Shape, layout: Layout) -> CaseTensor:
-        """Describes a tensor that the harness passes. The case's fields set its requires_grad and memory format."""
         is_contiguous = {"x": self.x_contiguous, "cotangent": self.cotangent_contiguous}.get(name, True)
         return CaseTensor(shape, layout, needs_grad=name in self.requires_grad, is_contiguous=is_contiguous)

@@ -4,9 +4,9 @@
 world size.  Two kinds of fields have an axis without declaring it: `style: Annotated[str, OneOf(STYLES)]` is drawn from
 STYLES, and a bool is drawn from True and False.
 
-An axis has a table of entries, which are the values to draw from. The first entry is the simplest. For a bool and for
-`OneOf` the first entry is the default of the field.  The profile `soak`, and shrinking, let Hypothesis choose entries.
-All other profiles take entries from a covering array (`equivtest.search.covering`).
+An axis has a table of entries.  The first entry is the simplest.  For a bool and for `OneOf` the first entry is the
+default of the field.  In the profile `soak`, and when a failure shrinks, Hypothesis chooses entries.  All other
+profiles take entries from a covering array (`equivtest.search.covering`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Fields = Mapping[str, Any]
-"""Name -> value of each field that was drawn before."""
+"""Name -> value of each field that was already drawn."""
 
 Label = Callable[[Any], Hashable]
-"""Function from an entry of a table to the entry's class; a covering array covers classes, not entries."""
+"""Function from an entry of a table to the entry's class.  A covering array covers classes, not entries."""
 
 
 def itself(entry: T) -> T:
-    """Returns the entry unchanged. As a `Label`, this function puts each entry of a table into a separate class."""
+    """Returns the entry.  As a `Label`, this function puts each entry of a table into a separate class."""
     return entry
 
 
@@ -43,15 +43,13 @@ def free(entry: object) -> None:
 
 
 def is_several(number: int) -> bool:
-    """True if the number is above one."""
     return number > 1
 
 
 def kind_of_mesh(mesh: Shape) -> tuple[bool, ...]:
     """Returns one bool for each axis of the mesh, True if the axis has several ranks: `(2, 1) -> (True, False)`.
 
-    As a `Label`, this function puts meshes into classes. A covering array then combines other values with each class of
-    meshes. It does not combine other values with each mesh.
+    As a `Label`, it puts meshes into classes, so that a covering array need not combine other values with each mesh.
     """
     return tuple(map(is_several, mesh))
 
@@ -71,11 +69,7 @@ class Draw(Protocol):
 
 @dataclass(frozen=True)
 class Axis:
-    """The set of values from which a field is drawn.
-
-    Attributes:
-        pick: Function (draw, name of the field, fields drawn before) -> value of the field.
-    """
+    """The set of values from which a field is drawn."""
 
     pick: Callable[[Draw, str, Fields], Any]
 
@@ -86,10 +80,7 @@ def table(*entries: Any, label: Label = itself) -> Axis:
 
 
 def table_of(entries: Callable[[Fields], Sequence[Any]], label: Label = itself) -> Axis:
-    """Returns an axis whose entries depend on the fields that were drawn before.
-
-    `entries` is the function from these fields to the entries.
-    """
+    """Returns an axis whose entries depend on the fields that were drawn before."""
     return Axis(lambda draw, name, fields: draw.pick(name, tuple(entries(fields)), label))
 
 
@@ -104,7 +95,7 @@ LARGE_DIMS = tuple(range(12))  # which dim is the large one, modulo their number
 def edge_sizes(world_size: int) -> tuple[int, ...]:
     """Returns sizes near multiples of the world size, ascending.
 
-    Sizes that the ranks cannot divide evenly are listed more often than others, so they are drawn more often.
+    Sizes that the ranks cannot divide evenly are listed, and so drawn, more often than others.
     """
     w = world_size
     near = {size + step for size in (w, 2 * w, 3 * w, w * w) for step in (-1, 0, 1)} | {1, 2, 3, 5, 7, 8}
@@ -119,8 +110,7 @@ def edge_sizes(world_size: int) -> tuple[int, ...]:
 def residues(world_size: int) -> Label:
     """Returns a `Label` that puts the size of a dim into one of four classes, by how `world_size` ranks divide the dim.
 
-    The classes are 'divisible', 'fewer than ranks', 'empty shard' and 'uneven'. The class is 'empty shard' if the last
-    rank has no element.
+    The class is 'empty shard' if the last rank has no element.
     """
 
     def residue(size: int) -> str:
@@ -135,12 +125,10 @@ def residues(world_size: int) -> Label:
 
 @cache
 def modulo(num: int) -> Label:
-    """Returns a `Label` that classes numbers by their remainder modulo `num`."""
     return lambda number: number % num
 
 
 def pick_size(draw: Draw, name: str, fields: Fields) -> int:
-    """Draws the size of a dim from `edge_sizes`."""
     world_size = fields["world_size"]
     return draw.pick(name, edge_sizes(world_size), residues(world_size))
 
@@ -151,14 +139,12 @@ SIZES = Axis(pick_size)
 def pick_shape(
     draw: Draw, name: str, world_size: int, num_dims_table: tuple[int, ...], *, covers: bool = True
 ) -> Shape:
-    """Draws a shape.
-
-    The size of one dim comes from `edge_sizes`. All other dims are small. The choice of that dim is drawn too.
+    """Draws a shape.  The size of one dim, which is drawn too, comes from `edge_sizes`.  All other dims are small.
 
     Args:
         num_dims_table: Numbers of dims to draw from.
-        covers: If False, a covering array treats all shapes as one value, so that the array need not combine each shape
-            with each value of other axes.
+        covers: If False, a covering array treats all shapes as one value. It then need not combine each shape with each
+            value of other axes.
     """
     num_dims = draw.pick(f"{name}: dims", num_dims_table, itself if covers else free)
     max_size = MAX_INNER if num_dims > 2 else max(edge_sizes(world_size))
@@ -174,7 +160,6 @@ def pick_shape(
 
 
 def shapes(num_dims_table: tuple[int, ...]) -> Axis:
-    """Returns the axis of shapes whose number of dims is drawn from `num_dims_table`: see `pick_shape`."""
     return Axis(lambda draw, name, fields: pick_shape(draw, name, fields["world_size"], num_dims_table))
 
 
@@ -184,39 +169,29 @@ def shards(num_dims: int) -> tuple[str, ...]:
 
 
 def is_even(shape: Shape, layout: str, world_size: int) -> bool:
-    """True if all ranks have shards of the same size."""
     return shard_kind(shape, Layout((parse_placement(layout),)), (world_size,)) == "even"
 
 
 def dtensor_or_plain(shape: Shape, layout: str, world_size: int) -> tuple[bool, bool]:
-    """Returns the table for the field `x_is_dtensor`.
-
-    The table is (False, True) if all shards of x have the same size, and (True, True) if they differ in size.
+    """Returns the table for the field `x_is_dtensor`: (False, True) for an even x, and (True, True) for an uneven x.
 
     An uneven x is always a DTensor, because torch cannot infer the global shape from a plain uneven shard.  Both tables
-    have two entries, so that Hypothesis makes one choice for every x. If Hypothesis made a choice only for an even x,
-    shrinking could drop this choice only together with all later choices.
+    have two entries, so that Hypothesis makes one choice for every x.  If only an even x had a choice, shrinking could
+    drop this choice only together with all later choices.
     """
     return not is_even(shape, layout, world_size), True
 
 
 @cache
 def subsets(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """Lists subsets of names.
-
-    The subset of all names comes first, five times. Every other subset comes once, the empty subset last.
-    """
+    """Lists the subsets of names: all names five times, then every other subset once, the empty subset last."""
     others = [subset for num in range(len(names) - 1, -1, -1) for subset in combinations(names, num)]
     return (names,) * 5 + tuple(others)
 
 
 @cache
 def kinds_of_gradients(names: tuple[str, ...]) -> Label:
-    """Returns a `Label` with five classes of subsets of `names`. The first of the names is the input.
-
-    A subset of all names is 'all', and the empty subset is 'none'. The input alone is 'input alone'. The input with
-    some other names is 'some'. Other names without the input are 'no input'.
-    """
+    """Returns a `Label` that puts subsets of `names` into five classes.  The first of the names is the input."""
 
     def kind(subset: tuple[str, ...]) -> str:
         if subset in ((), names):
@@ -227,10 +202,7 @@ def kinds_of_gradients(names: tuple[str, ...]) -> Label:
 
 
 def gradients(names: Callable[[Fields], tuple[str, ...]]) -> Axis:
-    """Returns the axis of a field that lists the tensors that need a gradient.
-
-    Most draws list all `names`. The other draws list any subset of `names`.
-    """
+    """Returns the axis of a field that lists the tensors that need a gradient.  Most draws list all `names`."""
 
     def pick(draw: Draw, name: str, fields: Fields) -> Any:
         return draw.pick(name, subsets(names(fields)), kinds_of_gradients(names(fields)))
@@ -254,20 +226,22 @@ MEMBERS: dict[int, tuple[tuple[int, ...], ...]] = {
     3: ((2, 0, 1), (3, 1, 0), (1, 2, 3)),
     4: ((3, 2, 1, 0), (1, 0, 3, 2)),
 }
-"""World size -> meshes within a world of at most four processes; some do not ascend, some leave processes out."""
+"""World size -> meshes within at most four processes.  Some do not ascend, some leave processes out."""
 MEMBERS_DRAWN: tuple[int | None, ...] = (None,) * 25 + (0, 1, 2, 3, 4)
-"""Indices into MEMBERS[world_size], modulo its length; None: the whole world.  One table for all sizes shrinks well."""
+"""Indices into MEMBERS[world_size], modulo its length.  None stands for the whole world.
+
+One table for all world sizes shrinks well.
+"""
 
 
 def pick_members(draw: Draw, world_size: int, drawn: tuple[int | None, ...] = MEMBERS_DRAWN) -> tuple[int, ...]:
     """Draws the field `members`: the processes that make up the mesh.
 
-    In five of six draws the field is (), which stands for the whole world in order. In the other draws the field is an
-    entry of MEMBERS[world_size]. If MEMBERS has no entry for the world size, the field is the ranks in reversed order.
+    In five of six draws the field is (), which stands for the whole world in order.  If MEMBERS has no entry for the
+    world size, every other draw is the ranks in reversed order.
 
     Args:
-        drawn: The table to draw from. An entry is None, which stands for (), or an index into MEMBERS[world_size],
-            modulo the length of MEMBERS[world_size].
+        drawn: The table to draw from, in the form of MEMBERS_DRAWN.
     """
     meshes = MEMBERS.get(world_size, (tuple(reversed(range(world_size))),))
     number = draw.pick("members", drawn, _kinds_of_mesh(meshes))
@@ -290,15 +264,13 @@ POISON_TABLE = ("large", "large", "large", "nan", "nan", "none")
 REPEATS = (False, False, False, True)
 RECORDS = (False,) * 7 + (True,)
 RUN = ("values", "poison", "repeats", "records", "members")
-"""Fields that every case has besides its mathematics; they are drawn last."""
+"""Fields that every case has besides its mathematics.  They are drawn last."""
 
 
 def draw_fields(
     draw: Draw, names: Collection[str], case_type: type[Case], space: Space, fixed: Fields
 ) -> dict[str, Any]:
-    """Returns field -> value, with the values in `fixed` and drawn values for all other fields.
-
-    The drawn fields are the world size, the dtype and the fields in `names`.
+    """Returns field -> value: the world size, the dtype and the fields in `names` are drawn, except those in `fixed`.
 
     Fields are drawn in the order in which the class declares them, except that the fields in RUN come last.
     """

@@ -22,32 +22,30 @@ from equivtest.errors import Misuse, shorten
 from equivtest.layout import Layout, Replicate, check_layout, shard_kind
 
 SCHEMA_VERSION = 1
-"""Version of a written case; raised when a reader of the old form would misread the new one."""
+"""Version of a written case.  It rises when a reader of the old form would misread the new one."""
 
 INFINITY, CODE_OF_INFINITY = "inf", "float('inf')"
-"""Written form, and code, of a field with the value infinity."""
+"""JSON form, and code, of a field with the value infinity."""
 
 CASE_TYPES: dict[str, type[Case]] = {}
-"""Every imported case class by name; `Case.__init_subclass__` fills it."""
+"""Name -> case class, for every imported case class.  `Case.__init_subclass__` fills it."""
 
 C = TypeVar("C", bound="Case")
 Shape = tuple[int, ...]
 
 POISONS = ("large", "nan", "none")
-"""Contents of memory that is not written to yet; see `equivtest.ranks.poison`."""
+"""What ranks write into memory that no code has written to yet (`equivtest.ranks.poison`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """A group of fields that belong together, such as the fields of training.
 
-    `repr` and JSON write these fields among the case's other fields.
-
-    A case declares a part with a default: `training: Training = Training()`.
+    `repr` and JSON write these fields among the case's other fields.  A case declares a part with a default: `training:
+    Training = Training()`.
     """
 
     def __post_init__(self) -> None:
-        """Checks each field. Raises Misuse, with the value and the limit, if a field is not valid."""
         for message in broken_rules(self):
             raise Misuse(message)
 
@@ -56,12 +54,12 @@ class Part:
 class Case:
     """One example as plain data: the layout of its tensors, and one or more draws of values for them.
 
-    A subclass describes the tensors (`describe_tensors`). The tensors have fixed names: the harness passes tensors such
-    as `x`, `weight` and `cotangent`, and a subject returns tensors such as `output`, `grad.x` and `param.weight`. The
-    values of fields are numbers, strings, bools and tuples of these, so that `repr` is code and JSON loses nothing.
+    A subclass describes the tensors (`describe_tensors`).  The tensors have fixed names: the harness passes tensors
+    such as `x`, `weight` and `cotangent`, and a subject returns tensors such as `output`, `grad.x` and `param.weight`.
+    The values of fields are numbers, strings, bools and tuples of these, so that `repr` is code and JSON loses nothing.
 
-    A new case is checked in this order: the rules of each field (`cases.rules`), requirements between fields
-    (`check_fields`), the shapes and layouts, and requirements between shapes or layouts (`check_layouts`).
+    A new case is checked in this order: the rules of each field (`cases.rules`), `check_fields`, the shapes and layouts
+    of each tensor, and `check_layouts`.
 
     Attributes:
         world_size: Number of ranks, from 1 to limits.MAX_WORLD_SIZE.
@@ -79,7 +77,7 @@ class Case:
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense",)
     MODES_DRAWN: ClassVar[tuple[tuple[str, ...], ...]] = ()
-    """The modes of one case's draws, the simplest first; empty: each of VALUE_MODES alone, mostly all together."""
+    """Combinations of modes for the draws of one case, the simplest first.  If empty, `modes_drawn` chooses them."""
 
     world_size: Annotated[int, Within(1, limits.MAX_WORLD_SIZE)]
     dtype: Annotated[str, OneOf(tuple(limits.DTYPES))] = "float32"
@@ -94,7 +92,6 @@ class Case:
         CASE_TYPES[cls.__name__] = cls
 
     def __post_init__(self) -> None:
-        """Checks the case. Raises Misuse, with the value and the limit, if the case is not valid."""
         for message in broken_rules(self):
             raise Misuse(message)
         require(len(self.values) > 0, "values must hold at least one (mode, seed)")
@@ -114,11 +111,7 @@ class Case:
 
     @classmethod
     def modes_drawn(cls) -> tuple[tuple[str, ...], ...]:
-        """Lists combinations of modes for the draws of one case.
-
-        The list has each mode alone once, and the combination of all modes 16 times. A combination that is listed more
-        often is drawn more often. A class may define MODES_DRAWN instead.
-        """
+        """Lists combinations of modes for the draws of one case.  The combination of all modes is the most frequent."""
         return cls.MODES_DRAWN or (*((mode,) for mode in cls.VALUE_MODES), *[cls.VALUE_MODES] * 16)
 
     def check_fields(self) -> None:
@@ -128,7 +121,7 @@ class Case:
         """Raises Misuse unless the tensors fit each other. The layout of each single tensor was checked before."""
 
     def __repr__(self) -> str:
-        """Returns code that makes the case again. Fields with their default value are left out.
+        """Returns code that makes the case again.  Fields with their default value are left out.
 
         Subclasses pass repr=False to `dataclass`, so that they inherit this method.
         """
@@ -151,21 +144,21 @@ class Case:
 
     @property
     def mesh_shape(self) -> Shape:
-        """Number of ranks along each mesh axis. The product of these numbers is the world size."""
+        """Number of ranks along each mesh axis."""
         return (self.world_size,)
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """Names of the mesh axes. Empty if the axes have no names."""
+        """Names of the mesh axes, or () if the axes have no names."""
         return ()
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """Names of the dtypes in which the subject computes. Each name occurs once."""
+        """Names of the dtypes in which the subject computes."""
         return (self.dtype,)
 
     def is_within(self, dtypes: Collection[str]) -> bool:
-        """True if the case needs only `dtypes`. Then a run with these dtypes may draw the case."""
+        """True if the case needs only `dtypes`."""
         return set(self.dtypes) <= set(dtypes)
 
     @property
@@ -180,7 +173,7 @@ class Case:
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Processes of each mesh that runs the case, in mesh order. The first mesh is `members`.
+        """Processes of each mesh that runs the case, in mesh order.  The first mesh is `members`.
 
         If the remaining processes are too few for another mesh, they run nothing.
         """
@@ -206,26 +199,23 @@ class Case:
     def describe_tensors(self) -> dict[str, CaseTensor]:
         """Describes every tensor by name.
 
-        The tensors that the subject gets come first, followed by the tensors that the subject must return. Both groups
-        have the order of the subject's arguments.
+        The tensors that the subject gets come first, then the tensors that the subject must return.  Both groups have
+        the order of the subject's arguments.
         """
         raise NotImplementedError
 
     @cached_property
     def tensors(self) -> dict[str, CaseTensor]:
-        """Result of `describe_tensors`. The result is cached."""
         return self.describe_tensors()
 
     def shapes(self) -> dict[str, Shape]:
-        """Returns name -> global shape of every tensor that the harness passes or a subject returns."""
         return {name: tensor.shape for name, tensor in self.tensors.items()}
 
     def layouts(self) -> dict[str, Layout]:
-        """Returns name -> the contract's layout of every tensor that the harness passes or a subject returns."""
+        """Returns name -> the contract's layout of every tensor."""
         return {name: tensor.layout for name, tensor in self.tensors.items()}
 
     def given_names(self) -> tuple[str, ...]:
-        """Returns the names of the tensors that the harness passes to the subject."""
         return tuple(name for name, tensor in self.tensors.items() if tensor.is_given)
 
     def answer_names(self) -> tuple[str, ...]:
@@ -233,27 +223,22 @@ class Case:
         return tuple(name for name, tensor in self.tensors.items() if tensor.is_answered)
 
     def given_flags(self) -> dict[str, bool]:
-        """Returns name -> requires_grad of each tensor that the harness passes."""
         return {name: tensor.needs_grad for name, tensor in self.tensors.items() if tensor.is_given}
 
     @property
     def shard_kind(self) -> str:
-        """How the ranks divide the most uneven tensor of the case.
-
-        The value is 'even', 'uneven', or 'empty' if some shard is empty.
-        """
+        """How the ranks divide the most uneven tensor of the case: 'even', 'uneven', or 'empty' (some shard is)."""
         return self.worst_shard_kind(self.tensors)
 
     @property
     def aspects(self) -> frozenset[str]:
         """Words that describe the case for the coverage of a search, such as 'even' or 'uneven'.
 
-        The cases that a search draws for one number of ranks must together have every word that the property lists.
+        The cases that a search draws for one world size must together have every word that the property lists.
         """
         return frozenset({"even" if self.shard_kind == "even" else "uneven"})
 
     def worst_shard_kind(self, names: Iterable[str]) -> str:
-        """Returns how the ranks divide the most uneven of the named tensors: 'even', 'uneven' or 'empty'."""
         placed = [self.tensors[name] for name in names]
         kinds = {shard_kind(tensor.shape, tensor.layout, self.mesh_shape) for tensor in placed}
         return next(kind for kind in ("empty", "uneven", "even") if kind in kinds)
@@ -265,7 +250,6 @@ class Case:
 
     @property
     def leaves_gradients(self) -> bool:
-        """True if the subject must return some gradient."""
         return any(tensor.role == "gradient" for tensor in self.tensors.values())
 
     def fixes_bits(self, draw: int) -> bool:
@@ -290,25 +274,16 @@ class Case:
 
     @property
     def sets_up_its_ranks(self) -> bool:
-        """True if the case runs a function that sets up its ranks.
-
-        Ranks that decline the case may then keep a partial set-up.
-        """
+        """True if the case sets up its ranks by a function.  Ranks that decline the case may keep a partial set-up."""
         return False
 
     @property
     def fixes_layouts(self) -> bool:
-        """True if the contract fixes how parameters are divided. If False, the subject decides this."""
+        """True if the contract fixes how parameters are divided.  If False, the subject decides this."""
         return True
 
     def without(self, refused: Collection[str]) -> Case | None:
-        """Returns a variant of the case that calls none of the `refused` collectives.
-
-        The result is None if the case has no such variant.
-
-        Args:
-            refused: Collectives that the backend refused, each as 'dtype:name'.
-        """
+        """Returns a variant of the case that calls none of the `refused` collectives ('dtype:name'), or None."""
         return None
 
     @property
@@ -322,21 +297,17 @@ class Refused:
 
 
 def require(holds: bool, message: str) -> None:  # noqa: FBT001  (reads as a sentence)
-    """Raises Misuse with `message` if `holds` is False."""
     if not holds:
         raise Misuse(message)
 
 
 def fields_of(case: Case | Part) -> dict[str, Any]:
-    """Returns name -> value of all fields. The fields of each part replace the part."""
+    """Returns name -> value of all fields.  The fields of each part replace the part."""
     return _flat({field.name: getattr(case, field.name) for field in dataclasses.fields(case)})
 
 
 def defaults_of(case_type: type[Case]) -> dict[str, Any]:
-    """Returns name -> default of all fields, with the fields of each part.
-
-    If a field has no default, the result has dataclasses.MISSING for it.
-    """
+    """Returns name -> default of all fields, with the fields of each part.  Without default: dataclasses.MISSING."""
     return _flat({field.name: field.default for field in dataclasses.fields(case_type)})
 
 
@@ -371,7 +342,6 @@ def replicated(num_axes: int = 1) -> Layout:
 
 
 def to_data(case: Case) -> dict[str, Any]:
-    """Returns a case as data for JSON: its class, the schema version and its fields."""
     return {"schema": SCHEMA_VERSION, "type": type(case).__name__, "fields": msgspec.to_builtins(_written(case))}
 
 
@@ -392,15 +362,11 @@ DELETED = {
     "EmbeddingWaysCase": "EmbeddingCase judges each style",
     "ReductionCase": "OperatorCase of the subject dtensor_operators judges reductions",
 }
-"""Deleted case class -> what judges the same now."""
+"""Deleted case class -> what judges the same cases now."""
 
 
 def from_data(data: Any) -> Case:
-    """Returns the case that `to_data` wrote.
-
-    Raises:
-        Misuse: the data has another form, another schema or an unknown class, or the case is not valid.
-    """
+    """Returns the case that `to_data` wrote.  Raises Misuse if the data has another form or the case is not valid."""
     require(
         isinstance(data, dict) and {"schema", "type", "fields"} <= data.keys(),
         "a written case needs the keys 'schema', 'type' and 'fields'",
@@ -424,11 +390,7 @@ def from_data(data: Any) -> Case:
 
 
 def from_code(text: str) -> Case:
-    """Reads a case from the code that `repr` printed, without running the code.
-
-    Raises:
-        Misuse: the text is not a call of a known case class with literal keyword arguments.
-    """
+    """Reads a case from the code that `repr` printed, without running it.  Raises Misuse for any other text."""
     try:
         call = ast.parse(text.strip(), mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
@@ -464,7 +426,7 @@ def import_cases() -> None:
 
 
 def _nested(case_type: type[Case], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the written fields, after moving the fields of each part into a separate dict."""
+    """Moves the fields of each part into a separate dict."""
     nested = dict(fields)
     for field in dataclasses.fields(case_type):
         if isinstance(field.default, Part):

@@ -15,8 +15,6 @@ class CaseTensor:
     """The contract of one tensor.
 
     Attributes:
-        shape: Global shape.
-        layout: How the ranks share the tensor.
         role: The purpose of the tensor. If 'given', the harness passes the tensor to the subject. The subject returns
             the tensors of all other roles. If 'kept', the harness also passes the tensor, under the same name. If
             'output', the tensor is a result, and claims judge its layout as well as its values. If 'state', it is
@@ -35,10 +33,8 @@ class CaseTensor:
 
     @property
     def is_given(self) -> bool:
-        """True if the harness passes the tensor to the subject."""
         return self.role in ("given", "kept")
 
     @property
     def is_answered(self) -> bool:
-        """True if the subject returns a value for the tensor."""
         return self.role != "given"

@@ -24,18 +24,11 @@ Subject = Callable[[Any, "DeviceMesh", Mapping[str, "torch.Tensor"]], "Mapping[s
 SUBJECTS: dict[str, str] = {
     name: path for package in packages() for name, path in getattr(sys.modules[package], "SUBJECTS", {}).items()
 }
-"""Short name -> 'package.module:function', of every family; a package named with --import may add its own."""
+"""Short name -> 'package.module:function', of every family.  A package named with --import may add its own subjects."""
 
 
 def resolve(name: str) -> Subject:
-    """Returns the subject that a name stands for.
-
-    Args:
-        name: A short registered name, or 'package.module:function'.
-
-    Raises:
-        Misuse: no subject has the name, or the module or function does not exist.
-    """
+    """Returns the subject with a short name, or 'package.module:function'.  Raises Misuse if there is none."""
     path = SUBJECTS.get(name, name)
     if ":" not in path:
         raise Misuse(f"unknown subject {name!r}: {suggestion(name, sorted(SUBJECTS))} Or 'package.module:function'")

@@ -1,10 +1,8 @@
-"""Finds the parts of each family by their names.
+"""Finds the parts of each family by their names, without a list of families.
 
-A family is a folder of `equivtest/families/`. No list of families exists.
-
-A family has a module `case`, and may have the modules `strategy`, `values`, `oracle`, `collectives` and `subject`. Any
-other folder within the family's folder is a variant of the family. Parts that the variant lacks come from the folder
-above. The parts for your programs are in `equivtest/programs/`.
+A family is a folder of `equivtest/families/`.  It has a module `case`, and may have the modules `strategy`, `values`,
+`oracle`, `collectives` and `subject`.  Any other folder within the family's folder is a variant of the family.  Parts
+that the variant lacks come from the folder above.  The parts for your programs are in `equivtest/programs/`.
 """
 
 from __future__ import annotations
@@ -29,9 +27,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 class ByCase(Generic[P, R]):
     """A function with a separate body for each class of cases, chosen by the class of the first argument.
 
-    A family registers the body for its class in one of the modules that `parts` names, such as 'oracle'.  A call first
-    imports these modules of the family, so that the caller need not import them. Another package registers the body for
-    its class in any module that the package imports.
+    A family registers the body for its class in one of the modules that `parts` names, such as 'oracle'.  A call
+    imports these modules of the family, so that the caller need not.  Another package registers its body in any module
+    that the package imports.
     """
 
     def __init__(self, body: Callable[Concatenate[Any, P], R], parts: tuple[str, ...]) -> None:
@@ -52,9 +50,7 @@ class ByCase(Generic[P, R]):
 
 
 def by_case(*parts: str) -> Callable[[Callable[Concatenate[Any, P], R]], ByCase[P, R]]:
-    """Returns a decorator that makes a `ByCase` of a function.
-
-    The decorated function is the body for classes without their own body.
+    """Returns a decorator that makes a `ByCase` of a function, which is the body for classes without their own body.
 
     Args:
         parts: Names of the modules of a family that a call imports first, such as 'oracle'.
@@ -64,17 +60,14 @@ def by_case(*parts: str) -> Callable[[Callable[Concatenate[Any, P], R]], ByCase[
 
 @functools.cache
 def packages() -> tuple[str, ...]:
-    """Returns the full names of all families, of their variants and of the programs. Imports only the packages."""
+    """Returns the full names of all families, of their variants and of the programs.  Imports only the packages."""
     families, programs = map(importlib.import_module, (FAMILIES, PROGRAMS))
     return (*_packages_below(families), programs.__name__)
 
 
 @functools.cache
 def modules_of(part: str) -> tuple[ModuleType, ...]:
-    """Imports and returns the module `part` of every family.
-
-    If `part` is a folder, the result has the modules within the folder too.
-    """
+    """Imports and returns the module `part` of every family.  A folder is returned with the modules within it."""
     names = (f"{package}.{part}" for package in packages())
     found = (importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None)
     return tuple(itertools.chain.from_iterable(map(_with_modules_within, found)))
@@ -95,15 +88,12 @@ def _packages_below(package: ModuleType) -> Iterator[str]:
 
 
 PARTS = ("collectives", "oracle", "subject", "values")
-"""The parts that may be folders; any other folder within a family is a variant of it."""
+"""The parts that may be folders.  Any other folder within a family is a variant of the family."""
 
 
 @functools.cache
 def _load(case_type: type, parts: tuple[str, ...]) -> None:
-    """Imports the named parts of the family of a case class, and of the families of its base classes.
-
-    Skips parts that do not exist.
-    """
+    """Imports the named parts, if they exist, of the families of a case class and of its base classes."""
     for base in case_type.__mro__:
         package = base.__module__.rpartition(".")[0]
         while package == PROGRAMS or package.startswith(f"{FAMILIES}."):

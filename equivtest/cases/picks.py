@@ -47,9 +47,9 @@ NUM_SEQUENCE_DIMS = (1, 1, 2, 2, 3)
 class Drawing:
     """Picks entries of tables with Hypothesis.
 
-    Each entry carries the name of its axis. Without the name, the tables of two axes can be equal, and Hypothesis
-    treats draws from both as the same draw. Hypothesis then spends five of six examples on copies of another example,
-    in which the value of one draw is repeated in place of another draw's value.
+    Each entry carries the name of its axis.  Without the name, Hypothesis treats draws from two equal tables as the
+    same draw.  It then spends five of six examples on copies of another example, in which one draw repeats the value of
+    the other.
 
     Source: ConjectureRunner.generate_mutations_from, Hypothesis 6.170.
     """
@@ -58,26 +58,21 @@ class Drawing:
         self._draw = draw
 
     def pick(self, name: str, table: Sequence[T], label: Label = itself) -> T:
-        """Returns an entry of `table`. See `equivtest.cases.axes.Draw`."""
         entries: SearchStrategy[tuple[str, T]] = _entries(name, tuple(table), tuple(map(type, table)))
         return self._draw(entries)[1]
 
 
 @cache
 def _entries(name: str, table: tuple[T, ...], types: tuple[type, ...]) -> SearchStrategy[tuple[str, T]]:
-    """Makes the strategy of a table.
-
-    The strategy is cached, because making it takes time. `types` keeps True and 1 apart in the cache.
-    """
+    """Makes the strategy of a table, once per table.  `types` keeps True and 1 apart in the cache."""
     return st.sampled_from([(name, entry) for entry in table])
 
 
 class Cases(Generic[C]):
-    """The cases of a family. A call with a `Space` returns a strategy of Hypothesis.
+    """The cases of a family.  A call with a `Space` returns a strategy of Hypothesis.
 
     Attributes:
-        build: Function (draw, space, ...) -> case, which picks entries by any `Draw`. Further arguments are passed by
-            keyword.
+        build: Function (draw, space, ...) -> case, which picks entries by any `Draw`.
         dangerous: Names of axes. A conformance run has every combination of values of any three of these axes.
     """
 
@@ -86,7 +81,6 @@ class Cases(Generic[C]):
         self.build, self.dangerous = build, dangerous
 
     def __call__(self, space: Space, **more: Any) -> SearchStrategy[C]:
-        """Returns the strategy of the cases in a space. `more` has further arguments of `build`."""
         return _built(self.build, space, more)
 
 
@@ -101,15 +95,12 @@ def cases_of(
     without: Collection[str] = (),
     dangerous: tuple[str, ...] = (),
 ) -> Cases[C]:
-    """Returns the cases of a class, drawn from the axes of its fields.
-
-    A call of the result may fix fields by keyword.
+    """Returns the cases of a class, drawn from the axes of its fields.  A call of the result may fix fields by keyword.
 
     Args:
         only: Fields that are drawn, beside the world size, the dtype and the values. If empty, all fields that have an
             axis are drawn.
         without: Fields that are not drawn.
-        dangerous: Same as in `Cases`.
     """
 
     def build(draw: Draw, space: Space, **fixed: Any) -> C:
@@ -120,17 +111,14 @@ def cases_of(
 
 
 def builder_of(cases: Callable[[Space], SearchStrategy[Any]]) -> Callable[[Draw, Space], Case] | None:
-    """Returns the `build` of `Cases`, with its fixed arguments.
-
-    The result is None if `cases` is a plain function of Hypothesis.
-    """
+    """Returns the `build` of `Cases` with its fixed arguments, or None if `cases` is a plain function of Hypothesis."""
     if isinstance(cases, functools.partial) and isinstance(cases.func, Cases):
         return functools.partial(cases.func.build, **cases.keywords)
     return cases.build if isinstance(cases, Cases) else None
 
 
 def dangerous_axes(cases: Callable[[Space], SearchStrategy[Any]]) -> tuple[str, ...]:
-    """Returns the axes whose values a conformance run combines three at a time: see `Cases`."""
+    """Returns the axes whose values a conformance run combines three at a time."""
     return getattr(getattr(cases, "func", cases), "dangerous", ())
 
 
@@ -149,18 +137,12 @@ def _pick(draw: Draw, name: str, table: Sequence[T], label: Label = itself) -> T
 
 
 def _pick_x_is_dtensor(draw: Draw, shape: tuple[int, ...], input_layout: str, world_size: int) -> bool:
-    """Draws the field `x_is_dtensor`.
-
-    If all shards of x have the same size, the result is True or False.
-
-    If the sizes differ, the result is True, because torch cannot infer the global shape from a plain uneven shard.
-    """
+    """Draws `x_is_dtensor`: True for an uneven x, because torch cannot infer its global shape from a plain shard."""
     needed = not is_even(shape, input_layout, world_size)
     return draw.pick("x_is_dtensor", (False, True)) or needed
 
 
 def _pick_gradients(draw: Draw, names: tuple[str, ...]) -> dict[str, Any]:
-    """Draws the fields that say which tensors in `names` need a gradient, and which tensors are contiguous."""
     return {
         "requires_grad": draw.pick("requires_grad", subsets(names), kinds_of_gradients(names)),
         "x_contiguous": draw.pick("x_contiguous", (True, False)),
@@ -171,13 +153,7 @@ def _pick_gradients(draw: Draw, names: tuple[str, ...]) -> dict[str, Any]:
 def _pick_run(
     draw: Draw, world_size: int, modes_table: tuple[tuple[str, ...], ...], *, records: tuple[bool, ...] = RECORDS
 ) -> dict[str, Any]:
-    """Draws the fields that every case has besides its mathematics.
-
-    The fields are values, poison, repeats, records and members.
-
-    Args:
-        records: Values from which `records` is drawn. If empty, the result has no field `records`.
-    """
+    """Draws the fields that every case has besides its mathematics, without `records` if there is nothing to draw."""
     fields: dict[str, Any] = {
         "values": axes.pick_values(draw, modes_table),
         "poison": draw.pick("poison", POISON_TABLE),

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 
 class Rule(Protocol):
-    """Requirement on the value of one field. The case checks requirements between fields."""
+    """Requirement on the value of one field."""
 
     def broken(self, value: Any) -> str:
         """Returns the requirement as text if the value breaks the requirement. Returns '' if the value fulfils it."""
@@ -18,8 +18,6 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class OneOf:
-    """Requires that the value is one of a few values."""
-
     values: tuple[Any, ...]
 
     def broken(self, value: Any) -> str:
@@ -28,9 +26,9 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Within:
-    """Requires a number from `least` to `most`.
+    """Requires a number from `least` to `most`, or of at least `least` if `most` is None.
 
-    If `most` is None, the number may be any number of at least `least`. For a tuple, each number must fulfil this.
+    For a tuple, each number must fulfil this.
     """
 
     least: float
@@ -61,10 +59,7 @@ class Dims:
 
 @dataclass(frozen=True)
 class SomeOf:
-    """Requires a tuple with some, all or none of `values`.
-
-    Each value may occur at most once, and the order is that of `values`.
-    """
+    """Requires a tuple with some, all or none of `values`, each at most once and in the order of `values`."""
 
     values: tuple[Any, ...]
 
@@ -74,12 +69,7 @@ class SomeOf:
 
 
 def listed(values: Iterable[Any]) -> str:
-    """Joins the values by commas.
-
-    If all values are texts and none is empty, they are joined unchanged. Otherwise each value is written as code.
-
-    As code, an empty text is visible.
-    """
+    """Joins the values by commas, as code unless all are non-empty texts, so that '' is visible."""
     values = tuple(values)
     are_seen = all(isinstance(value, str) and value for value in values)
     return ", ".join(values if are_seen else map(repr, values))

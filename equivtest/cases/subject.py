@@ -1,4 +1,4 @@
-"""Functions for many subjects, which add layouts to results, make DTensors without a collective, or run a backward."""
+"""Functions for many subjects: they add layouts to results, make DTensors without a collective, or run a backward."""
 
 from __future__ import annotations
 
@@ -27,10 +27,7 @@ def run_backward(output: torch.Tensor, case: Case, mesh: DeviceMesh, cotangent: 
 
 
 def under_contract(case: Case, found: Mapping[str, torch.Tensor | None]) -> Answers:
-    """Returns the tensors in `found` as a subject returns them.
-
-    DTensors stay unchanged. Plain tensors get the layout of the case's contract.
-    """
+    """Returns the tensors as a subject returns them: plain tensors get the layout of the case's contract."""
     contract = case.layouts()
     return {
         name: tensor if tensor is None or isinstance(tensor, DTensor) else Placed(tensor, contract[name])
@@ -67,11 +64,10 @@ def dtensor_of(
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a detached copy of a tensor. No collective is called.
+    """Returns a detached copy of a tensor without a collective.
 
-    `DTensor.clone` is not used, because it adds the operands of a partial tensor in a collective.
-
-    Source: torch.distributed.tensor (2.13.0), clone of Partial(), which gives Replicate().
+    `DTensor.clone` would add the operands of a partial tensor in a collective.  Source: torch.distributed.tensor
+    (2.13.0), clone of Partial(), which gives Replicate().
     """
     if not isinstance(tensor, DTensor):
         return tensor.detach().clone()
@@ -83,10 +79,9 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def flattened_mesh(device_type: str, mesh_shape: tuple[int, ...]) -> DeviceMesh:
-    """Makes a mesh of the whole world, and flattens the mesh to one more axis with the name 'both'.
+    """Makes a mesh of the whole world in the harness's order, and flattens it to one more axis with the name 'both'.
 
-    The ranks have the harness's order. The function does not flatten the harness's own mesh, because a flattened mesh
-    stays with its root mesh for good.
+    A flattened mesh stays with its root mesh for good.  So the function does not flatten the harness's own mesh.
     """
     mesh = init_device_mesh(device_type, mesh_shape, mesh_dim_names=("outer", "inner"))
     mesh._flatten("both")
@@ -94,12 +89,7 @@ def flattened_mesh(device_type: str, mesh_shape: tuple[int, ...]) -> DeviceMesh:
 
 
 def own_operand(given: torch.Tensor, whole: layout.Layout) -> torch.Tensor:
-    """Returns a view of this rank's operand, without the leading dims of size 1 in its shard `given`: see `stacked`.
-
-    Args:
-        given: This rank's shard of the tensor that stacks all ranks' operands.
-        whole: Layout of the reduced tensor. The layout is partial along at least one axis.
-    """
+    """Returns a view of this rank's operand, without the leading dims of size 1 in its shard `given`: see `stacked`."""
     return given.detach()[(0,) * len(partial_axes(whole))]
 
 
@@ -115,12 +105,10 @@ def torch_placement(case: Case, name: str) -> Placement:
 
 
 def placements_of(whole: layout.Layout) -> list[Placement]:
-    """Converts a layout to placements of torch."""
     return list(map(placement_of, whole.placements))
 
 
 def placement_of(placement: layout.Placement) -> Placement:
-    """Converts one placement to a placement of torch."""
     if isinstance(placement, layout.Shard):
         return Shard(placement.dim)
     return Partial(placement.op) if isinstance(placement, layout.Partial) else Replicate()

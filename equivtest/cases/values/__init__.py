@@ -1,6 +1,4 @@
-"""Draws the tensors of a case from its seeds.
-
-The tensors are equal on every rank and in the parent process.
+"""Draws the tensors of a case from its seeds, equal on every rank and in the parent process.
 
 A package that defines a case class registers a function that draws the values:
 

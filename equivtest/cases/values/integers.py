@@ -14,13 +14,12 @@ import torch
 
 
 def hash_of(mode: str, seed: int, name: str) -> int:
-    """Returns a number of 63 bits, a hash of the arguments, which is the same in every process."""
+    """Returns a number of 63 bits, which is the same in every process."""
     digest = hashlib.blake2b(f"{mode}/{seed}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def generator(mode: str, seed: int, name: str) -> torch.Generator:
-    """Returns a separate CPU generator for one tensor of one draw."""
     return torch.Generator(device="cpu").manual_seed(hash_of(mode, seed, name))
 
 
@@ -32,20 +31,16 @@ def odd_integers(shape: Sequence[int], low: int, high: int, source: torch.Genera
 
 
 def signs(shape: Sequence[int], source: torch.Generator) -> torch.Tensor:
-    """Draws an int64 tensor in which each element is +1 or -1 at random."""
     return odd_integers(shape, 1, 1, source)
 
 
 def permutation(length: int, source: torch.Generator) -> torch.Tensor:
-    """Draws a 1-D int64 tensor of the numbers 0 to length - 1 in random order."""
     return torch.randperm(length, generator=source, device="cpu")
 
 
 def odd_floor(number: int) -> int:
-    """Returns the largest odd integer that is at most `number`. `number` must be at least 1."""
     return number - 1 + number % 2
 
 
 def other_dtype(name: str) -> torch.dtype:
-    """Returns a dtype other than `name`: float32 if `name` is 'float64', otherwise float64."""
     return torch.float32 if name == "float64" else torch.float64

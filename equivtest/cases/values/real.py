@@ -1,8 +1,7 @@
 """Draws numbers that use their whole significand, with the same bits on every machine.
 
-Every number is made from integers of torch's generator by sums and products of float64 alone. IEEE 754 fixes each bit
-of a sum or product, so the same seed gives the same bits on every machine. torch.randn cannot promise this, because it
-computes logarithms and cosines.
+Every number is made from integers of torch's generator by sums and products of float64 alone.  IEEE 754 fixes each bit
+of a sum or product. torch.randn computes logarithms and cosines, which may differ between machines.
 """
 
 from __future__ import annotations
@@ -13,10 +12,7 @@ _UNIFORM_BITS = 50
 
 
 def nearly_normal(shape: tuple[int, ...], source: torch.Generator) -> torch.Tensor:
-    """Draws float64 numbers with mean 0 and variance 1.
-
-    Each number is the sum of three uniform numbers between -1 and 1, and is never zero.
-    """
+    """Draws float64 numbers with mean 0 and variance 1: sums of three uniform numbers, never zero."""
     high = 2**_UNIFORM_BITS
     uniform = torch.randint(-high, high, (3, *shape), generator=source, device="cpu").sum(0)
     return (uniform + (uniform >= 0)).to(torch.float64) * 2.0**-_UNIFORM_BITS

@@ -11,20 +11,17 @@ INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Bytes of a floating-point dtype -> integer dtype of the same width."""
 
 NUM_PATTERNS = 2**16
-"""Number of bit patterns of a 16-bit dtype."""
 
 
 def special_patterns(dtype_name: str) -> tuple[int, ...]:
-    """Returns NUM_SPECIAL bit patterns of a dtype as unsigned integers.
-
-    The patterns have each kind of special value with each sign.
+    """Returns NUM_SPECIAL bit patterns of a dtype as unsigned integers, with each kind of special value and each sign.
 
     The kinds are zero, infinity, quiet NaN without a payload, the smallest and the largest subnormal number, the
     smallest and the largest normal number, 1, and 1 with its last bit set.  There are also quiet and signalling NaN
-    with a payload. The positive NaN have the payload 1, and the payload of the negative NaN has only ones.
+    with a payload: 1 for positive NaN, and only ones for negative NaN.
 
-    Source: IEEE 754-2019 sections 3.4 (sign, biased exponent, stored significand bits) and 6.2.1:
-    the first stored bit of a quiet NaN is 1, of a signalling NaN 0.
+    Source: IEEE 754-2019 sections 3.4 (sign, biased exponent, stored significand bits) and 6.2.1: the first stored bit
+    of a quiet NaN is 1, of a signalling NaN 0.
     """
     stored = SIGNIFICAND_BITS[dtype_name] - 1
     width = DTYPES[dtype_name].itemsize * 8
@@ -65,16 +62,12 @@ def draw_special(dtype_name: str, number: int, shape: tuple[int, ...], source: t
 
 
 def draw_patterns(dtype_name: str, start: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """Draws a global tensor of consecutive bit patterns. The first element has the pattern number `start`.
-
-    After the last pattern comes number 0.
-    """
+    """Draws a global tensor of consecutive bit patterns, from number `start`.  Number 0 follows the last pattern."""
     running = (torch.arange(torch.Size(shape).numel(), device="cpu") + start) % NUM_PATTERNS
     return _as_floats(running, dtype_name).view(shape)
 
 
 def _signed(pattern: int, dtype_name: str) -> int:
-    """Returns the signed integer that has the bits of `pattern` in the dtype's width."""
     width = DTYPES[dtype_name].itemsize * 8
     return pattern - (1 << width) if pattern >> (width - 1) else pattern
 
