@@ -1,7 +1,7 @@
-"""The pytest plugin that pytest loads by itself in every environment with equivtest.
+"""The pytest plugin that pytest loads in every environment with equivtest.
 
 Until a module-level `Property` is collected, or a conftest.py adds equivtest's options, the plugin does nothing and
-imports neither torch nor Hypothesis. Each hook imports the slower modules that it needs when it is called.
+imports neither torch nor Hypothesis.  Each hook imports the slower modules that it needs when it is called.
 """
 
 from __future__ import annotations
@@ -128,10 +128,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Sends the soak's seed and the hub's path to an xdist worker, and records the worker.
-
-    A recorded worker gets the SIGTERM that the controller gets.
-    """
+    """Sends the soak's seed and the hub's path to an xdist worker, and records the worker for SIGTERM."""
     if _options_added(node.config):
         from equivtest.pytest_plugin.options import soak_seed
         from equivtest.pytest_plugin.pools import hub_path, remember_worker
@@ -151,8 +148,7 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Returns the number of workers for `-n auto`: all cores if there are at most four, otherwise half of the cores.
 
-    The other half of the cores is for the ranks that the workers start. The result is None if equivtest's options were
-    not added, or if PYTEST_XDIST_AUTO_NUM_WORKERS is set. Then xdist decides.
+    The other half is for the ranks that the workers start.  None lets xdist decide.
     """
     if not _options_added(config) or "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
@@ -161,10 +157,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 
 class ControllerHooks:
-    """Hooks of the process that prints the results.
-
-    The attribute `controller` is made when the first item has sent its data.
-    """
+    """Hooks of the process that prints the results."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config

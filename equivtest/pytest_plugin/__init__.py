@@ -1,1 +1,1 @@
-"""Integrates equivtest into pytest with options, items and hooks of a session."""
+"""Integrates equivtest into pytest: options, items and hooks of a session."""

@@ -2,8 +2,8 @@
 
 This module relies on these undocumented features of pytest 8 and 9:
 
-- `TestReport` can be made by hand, and `pytest_runtest_logreport` takes reports of tests that were never collected:
-  the terminal counts and prints them, JUnit XML writes them, and `Session` notes that a test failed.
+- `TestReport` can be made by hand, and `pytest_runtest_logreport` takes reports of tests that were never collected: the
+  terminal counts and prints them, JUnit XML writes them, and `Session` notes that a test failed.
 - The terminal and JUnit XML each wait for the three reports, of setup, call and teardown, before a test is complete.
 - A skipped report has (path, line, reason) in `longrepr`; `wasxfail` makes it an expected failure.
 - JUnit XML writes the `user_properties` of the teardown's report as properties of the test.
@@ -24,10 +24,6 @@ OUTCOME_OF: dict[str, Outcome] = {"passed": "passed", "failed": "failed", "skipp
 
 
 def report_claim(session: pytest.Session, path: str, name: str, result: ClaimResult, line: int | None = None) -> None:
-    """Reports the result of one claim of property `name` as the result of a test.
-
-    The terminal, JUnit XML and the exit status then show the result.
-    """
     session.testscollected += 1
     longrepr: str | tuple[str, int, str] | None = result.text
     if result.outcome == "passed":

@@ -34,7 +34,6 @@ properties_key = pytest.StashKey[dict[str, tuple[str, str]]]()
 
 
 def collect_property(collector: pytest.Module, name: str, prop: Property) -> list[pytest.Item]:
-    """Returns the items of a property that a module defines, each with the property's line number."""
     items = _items_of(collector, name, prop)
     for item in items:
         if isinstance(item, EquivtestItem):
@@ -56,7 +55,7 @@ def _lines_of(path: Path) -> dict[str, int]:
 
 
 def _items_of(collector: pytest.Module, name: str, prop: Property) -> list[pytest.Item]:
-    """Returns the items of a property that a module defines, or [] if --subjects leaves the property out."""
+    """Returns the items of a property, or [] if --subjects leaves the property out."""
     from equivtest.search.planned import parts_of
 
     settings = settings_of(collector.config)
@@ -103,8 +102,8 @@ def arrange(session: pytest.Session, items: list[pytest.Item]) -> None:
     If there is a time budget, searches come before audits.
 
     Raises:
-        UsageError: --subjects names no property. Under xdist an item reports that instead, since only the report of an
-            item reaches the controller.
+        UsageError: --subjects names no property. Under xdist an item reports this mistake, because only reports
+            of items reach the controller.
     """
     seen = session.config.stash.get(properties_key, {})
     if not seen:
@@ -126,7 +125,6 @@ def arrange(session: pytest.Session, items: list[pytest.Item]) -> None:
 
 
 def manifest(session: pytest.Session) -> Manifest:
-    """Returns the list of all properties of the session."""
     firsts: dict[tuple[str, str], PropertyItem] = {}
     for item in session.items:
         if isinstance(item, PropertyItem):

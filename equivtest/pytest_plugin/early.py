@@ -1,9 +1,10 @@
 """A plugin that `equivtest run` loads into each of its processes to shorten the time until the first verdict.
 
 The server of the ranks starts before this process imports torch, so that both processes import at the same time.
-Python's garbage collector is off until pytest has collected all items. Until then it would free little, because almost
-all objects are modules. After that the collector runs seldom, because the judge makes many objects and few cycles, and
-a full collection takes 60 ms.
+
+Python's garbage collector is off until pytest has collected all items, because almost all objects are modules, which it
+would not free.  After that the collector runs seldom: the judge makes many objects and few cycles, and a full
+collection takes 60 ms.
 """
 
 from __future__ import annotations

@@ -25,11 +25,7 @@ class Ranks:
         self._config = config
 
     def run(self, subject: str, case: Case, *, limit_s: float = limits.CASE_S) -> Sequence[Reply]:
-        """Runs `subject` on `case` on all ranks and returns one reply per rank, in rank order.
-
-        Args:
-            limit_s: Seconds that the ranks may take.
-        """
+        """Runs `subject` on `case` on all ranks and returns one reply per rank, in rank order."""
         require_limit(limit_s)
         return pool_of(self._config).run(subject, case, limit_s=limit_s, keep_if_all_raised=bool(case.refusal))
 
@@ -47,7 +43,6 @@ class Ranks:
         Args:
             claims: Claims to judge. If None, these are the claims that `equivtest check` judges.
             like: Name of a property. The claims of this property are judged on your own subject.
-            limit_s: Seconds that the ranks may take.
 
         Raises:
             ClaimFailed: a claim fails. The kind of the first failure determines the subclass.

@@ -1,4 +1,4 @@
-"""Describes a run above its first result. This module does not import torch, so that workers start at once."""
+"""Describes a run above its first result.  This module does not import torch, so that workers start at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from equivtest.pytest_plugin.suite import properties_dir, version_of
 
 
 def header(config: pytest.Config) -> list[str]:
-    """Returns the lines above the first result, with versions, backend, profile, world sizes and expected duration."""
     settings = settings_of(config)
     seeds = "fixed seeds"
     if settings.profile.repeats:

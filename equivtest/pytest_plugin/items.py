@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _started_key = pytest.StashKey[float]()
 
 FAILURES_DIR = Path(".equivtest") / FAILURES
-"""Folder of replay files, relative to the folder in which pytest was started; --report has its own."""
+"""Folder of replay files, relative to the folder in which pytest was started, for a run without --report."""
 
 
 class PlainFailure(Exception):
@@ -51,10 +51,7 @@ class PlainFailure(Exception):
 
 
 class EquivtestItem(pytest.Item):
-    """An item of pytest.
-
-    pytest sends the data in `handover` to the controller with the report of the item's call.
-    """
+    """An item that sends the data in `handover` to the controller with the report of the item's call."""
 
     ends_session = False
     """True if a Misuse in this item concerns every item, so that the session must end."""
@@ -76,14 +73,10 @@ class EquivtestItem(pytest.Item):
         return self.path, self.line, self.name
 
     def hand_over(self, **fields: Any) -> None:
-        """Adds fields to the data that pytest sends to the controller, together with this item's report."""
         self.handover = msgspec.structs.replace(self.handover, **fields)
 
     def runtest(self) -> None:
-        """Performs the item.
-
-        The item also fails if a probe of the backend found a wrong collective while the item ran.
-        """
+        """Performs the item, which also fails if a probe of the backend found a wrong collective in the meantime."""
         try:
             self._perform_or_explain()
         except (PlainFailure, pytest.skip.Exception, pytest.xfail.Exception, pytest.fail.Exception) as ended:
@@ -116,21 +109,18 @@ class EquivtestItem(pytest.Item):
 
     @property
     def time_left_s(self) -> float:
-        """Seconds of the time budget that are left. Infinite if there is no budget.
-
-        The budget begins with this process's first item.
-        """
+        """Seconds of the time budget that are left, or infinity.  The budget begins with this process's first item."""
         budget_s = settings_of(self.config).budget_s
         started_s = self.config.stash.setdefault(_started_key, time.monotonic())
         return budget_s - (time.monotonic() - started_s) if budget_s else math.inf
 
     def perform(self) -> None:
-        """Does the work of this kind of item, and adds the results to `handover`, the data for the controller."""
+        """Does the work of this kind of item, and adds the results to `handover`."""
         raise NotImplementedError
 
 
 class PropertyItem(EquivtestItem):
-    """An item about one property. The report lists only properties that have such an item."""
+    """An item about one property.  The report lists only properties that have such an item."""
 
     label: str
     """Text in brackets in the item's node id, such as 'audit'."""
@@ -147,7 +137,7 @@ class PropertyItem(EquivtestItem):
 
     @property
     def listed(self) -> Listed:
-        """Description of the property for the run's list, with the labels of all its items in the session."""
+        """Description of the property, with the labels of all its items in the session."""
         items = [item for item in self.session.items if isinstance(item, PropertyItem)]
         path, name = self.property_id
         return listed_of(
@@ -160,7 +150,6 @@ class PropertyItem(EquivtestItem):
         )
 
     def hand_over_findings(self, **found: Any) -> Searched:
-        """Makes a `Searched` with the fields `found`, adds it to the data for the controller, and returns it."""
         start = pool_of(self.config).start
         searched = Searched(listed=self.listed, label=self.label, start=start, **found)
         self.hand_over(searched=searched, code=self._code())
@@ -183,12 +172,12 @@ class PropertyItem(EquivtestItem):
             pytest.skip(ending.text)
 
     def judge(self) -> Searched:
-        """Judges the property, adds the results to the data for the controller, and returns them."""
+        """Judges the property, adds the results to `handover`, and returns them."""
         raise NotImplementedError
 
 
 class SearchItem(PropertyItem):
-    """One search of a property. The search runs some of the property's cases, all on one world size."""
+    """One search: some of a property's cases, all on one world size."""
 
     def __init__(self, *, part: Part, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -214,10 +203,7 @@ class SearchItem(PropertyItem):
         return searched
 
     def _searches(self, settings: Settings) -> Iterator[Findings]:
-        """Yields the findings of this item's search.
-
-        In a soak the search repeats with a fresh seed, and yields findings each time, until this item's time is over.
-        """
+        """Yields the findings of this search.  A soak repeats the search with fresh seeds until its time is over."""
         from equivtest.search.chunks import chunk_of
         from equivtest.search.search import search
 
@@ -238,28 +224,20 @@ class SearchItem(PropertyItem):
                 return
 
     def _budget_s(self) -> float:
-        """Returns the seconds that this search may take. The result is infinite if there is no budget.
-
-        The time left is divided among the searches still to come, in proportion to their costs.
-        """
+        """Returns the seconds that this search may take: its share, by cost, of the time left, or infinity."""
         behind = [item.part.cost for item in self.session.items if isinstance(item, SearchItem)]
         place = [item for item in self.session.items if isinstance(item, SearchItem)].index(self)
         share = self.part.cost / sum(behind[place:])
         return max(0.0, min(self.time_left_s, self.time_left_s * _workers(self.config) * share))
 
     def _share(self) -> float:
-        """Returns the fraction of a soak's time that this item gets.
-
-        The fraction is the item's cost divided by the cost of all searches.
-
-        So a soak keeps the proportions of the other profiles, however long it lasts.
-        """
+        """Returns this item's fraction of a soak's time, so that a soak keeps the proportions of other profiles."""
         searches = [item.part for item in self.session.items if isinstance(item, SearchItem)]
         return self.part.cost / sum(part.cost for part in searches)
 
 
 class AuditItem(PropertyItem):
-    """An audit of a property. It fails if the property's claims hold no matter which collective the audit spoils."""
+    """An audit of a property.  It fails if the property's claims hold no matter which collective the audit spoils."""
 
     label = AUDIT_LABEL
 
@@ -285,9 +263,7 @@ class AuditItem(PropertyItem):
 
 
 class KnownFailureItem(EquivtestItem):
-    """Runs the smallest case of a known failure.
-
-    On the releases of the known failure's entry, the case must still fail as the entry says.
+    """Runs the smallest case of a known failure, which must still fail as its entry says.
 
     On other backends than gloo and the CPU the case of a shipped entry may also hold.
     """
@@ -306,7 +282,7 @@ class KnownFailureItem(EquivtestItem):
             raise ended
 
     def _try(self) -> tuple[str, BaseException | None]:
-        """Runs the entry's case. Returns its state as text, and the exception to raise if the item does not pass."""
+        """Runs the entry's case.  Returns its state as text, and the exception to raise if the item does not pass."""
         from equivtest.verdicts.judging import judge
 
         entry = self.entry
@@ -348,8 +324,7 @@ class KnownFailureItem(EquivtestItem):
     def _difference_from_gloo(self, found: Sequence[Verdict]) -> str:
         """Returns how the failure of a shipped entry's case differs from the failure on gloo and the CPU, or ''.
 
-        The result is '' if the case fails alike. It is also '' if ranks are silent or lost, because then there is no
-        wrong tensor to compare.
+        If ranks are silent or lost, the result is '', because then there is no wrong tensor to compare.
         """
         from equivtest.search.differential import compare_with_gloo
 
@@ -364,10 +339,7 @@ class KnownFailureItem(EquivtestItem):
 
 
 class AbsentItem(EquivtestItem):
-    """Replaces all items of a property that cannot run.
-
-    The property's subject is not installed, or the property is incomplete.
-    """
+    """Replaces all items of a property that is incomplete or whose subject is not installed."""
 
     def __init__(self, *, reason: str, incomplete: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -392,16 +364,12 @@ class MisuseItem(EquivtestItem):
 
 
 def failures_dir(config: pytest.Config) -> Path:
-    """Returns the folder of this run's replay files."""
     report_dir = settings_of(config).report_dir
     return report_dir / FAILURES if report_dir else config.invocation_params.dir / FAILURES_DIR
 
 
 def seeds(config: pytest.Config, settings: Settings) -> Iterator[str]:
-    """Yields the seeds of one item's searches.
-
-    In a soak the seeds are fresh and never end. In any other run 'gate' is the only seed.
-    """
+    """Yields the seeds of one item's searches: endless fresh seeds in a soak, only 'gate' in any other run."""
     if not settings.profile.repeats:
         yield "gate"
         return

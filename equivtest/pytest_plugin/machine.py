@@ -14,11 +14,6 @@ from equivtest.pytest_plugin.suite import version_of
 
 
 def machine_facts(device: str) -> dict[str, object]:
-    """Returns the platform, CPU, cores and accelerators of this machine.
-
-    Args:
-        device: Type of the device on which the tensors lived.
-    """
     return {
         "platform": platform.platform(),
         "cpu": cpu_name(),
@@ -33,7 +28,7 @@ def num_cores() -> int:
 
 
 def cpu_name() -> str:
-    """Returns the name that the kernel gives the CPU. If there is no such name, returns the CPU's architecture."""
+    """Returns the name that the kernel gives the CPU, or the CPU's architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -43,10 +38,7 @@ def cpu_name() -> str:
 
 
 def accelerator_names(device: str) -> list[str]:
-    """Returns the names of this machine's devices of a type. For 'cpu' the list is empty.
-
-    For all other types the function imports torch.
-    """
+    """Returns the names of this machine's devices of a type, or [] for 'cpu'.  Any other type imports torch."""
     if device == "cpu":
         return []
     import torch
@@ -66,7 +58,7 @@ def versions_of(modules: Iterable[str]) -> list[str]:
 
 
 def commit_of(folder: Path) -> str:
-    """Returns the git commit of a folder's checkout, with '-dirty' if files have changed. Without git, returns ''."""
+    """Returns the git commit of a folder's checkout, with '-dirty' if files have changed, or '' without git."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limits.GIT_S)

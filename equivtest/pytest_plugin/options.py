@@ -51,7 +51,6 @@ HELP: dict[str, str] = {
     "shard": "Run only this part of the properties, such as 2/4: equivtest merge joins the reports of all parts.",
     "max-time": f"Seconds that --profile soak lasts (default {SOAK_S:.0f}).",
 }
-"""Option -> its help text, for pytest and for the command line of equivtest."""
 
 _METAVARS = {
     "import": "MODULE",
@@ -95,9 +94,7 @@ def _dest(name: str) -> str:
 
 
 def settings_of(config: pytest.Config) -> Settings:
-    """Returns the settings of this run.
-
-    If the options were not added to pytest, the result is the default settings.
+    """Returns the settings of this run, or the default settings if pytest does not have the options.
 
     Raises:
         Misuse: a value is not allowed.
@@ -109,10 +106,7 @@ def settings_of(config: pytest.Config) -> Settings:
 
 
 def soak_seed(config: pytest.Config) -> str:
-    """Returns the random seed of this run's soak.
-
-    The controller chooses the seed and sends it to xdist workers.
-    """
+    """Returns the random seed of this run's soak.  The controller chooses the seed and sends it to xdist workers."""
     if _seed_key not in config.stash:
         given = getattr(config, "workerinput", {}).get("equivtest_seed")
         config.stash[_seed_key] = str(given or secrets.token_hex(4))

@@ -1,7 +1,4 @@
-"""Keeps the one pool of rank processes of a pytest process.
-
-The pool is made when it is first needed, and closed however the run ends.
-"""
+"""Keeps the one pool of rank processes of a pytest process, from its first use to the end of the run."""
 
 from __future__ import annotations
 
@@ -38,10 +35,7 @@ _workers_key = pytest.StashKey[list[Any]]()
 
 
 def pool_of(config: pytest.Config) -> Pool:
-    """Returns this process's pool of ranks, on the backend that the options name.
-
-    Ranks that have run the programs of another test file are replaced first.
-    """
+    """Returns this process's pool of ranks.  First replaces ranks that have run the programs of another test file."""
     if _pool_key not in config.stash:
         _end_orderly(config)
         from equivtest.ranks.pool import Pool
@@ -55,10 +49,7 @@ def pool_of(config: pytest.Config) -> Pool:
 
 
 def start_server(config: pytest.Config) -> None:
-    """Starts the server that forks the pool's ranks.
-
-    The server imports torch while this process imports its modules and collects tests.
-    """
+    """Starts the server that forks the pool's ranks, so that it imports torch while this process collects tests."""
     _end_orderly(config)
     from equivtest.ranks.launch import Server, preloads
 
@@ -68,9 +59,7 @@ def start_server(config: pytest.Config) -> None:
 
 
 def _end_orderly(config: pytest.Config) -> None:
-    """Makes this process end in an orderly way.
-
-    An xdist worker ends when its controller ends. Any other process ends its ranks at SIGTERM.
+    """Makes an xdist worker end when its controller ends, and any other process end its ranks at SIGTERM.
 
     This function is called before torch is imported, because that import takes seconds.
     """
@@ -83,12 +72,7 @@ def _end_orderly(config: pytest.Config) -> None:
 
 
 def gloo_of(config: pytest.Config) -> Callable[[], Pool] | None:
-    """Returns a function that returns a pool of ranks on gloo and the CPU.
-
-    The function makes the pool at its first call.
-
-    The result is None if the run itself is on gloo and the CPU.
-    """
+    """Returns a function that returns a pool of ranks on gloo and the CPU, or None if the run itself is on these."""
     if settings_of(config).is_gloo_on_cpu:
         return None
 
@@ -105,15 +89,12 @@ def gloo_of(config: pytest.Config) -> Callable[[], Pool] | None:
 
 
 def code_of_ranks(config: pytest.Config) -> dict[str, str]:
-    """Returns path -> digest of each of your own files that this process's ranks imported."""
     pools = [config.stash.get(key, None) for key in (_gloo_key, _pool_key)]
     return {file: digest for pool in pools if pool is not None for file, digest in pool.code.items()}
 
 
 def _running_file(config: pytest.Config) -> str:
-    """Returns the path of your test file whose test runs now.
-
-    For shipped properties and known failures the result is ''.
+    """Returns the path of your test file whose test runs now, or '' for shipped properties and known failures.
 
     Source: "PYTEST_CURRENT_TEST environment variable" of pytest's documentation (9.0).
     """
@@ -122,11 +103,7 @@ def _running_file(config: pytest.Config) -> str:
 
 
 def open_hub(config: pytest.Config) -> None:
-    """Starts to listen for ranks on other hosts if --listen is given.
-
-    Raises:
-        Misuse, BrokenSetup: the address, the secret or the hub does not work.
-    """
+    """Starts to listen for ranks on other hosts if --listen is given.  Raises Misuse or BrokenSetup if that fails."""
     address = settings_of(config).listen
     if address is not None:
         from equivtest.ranks.hosts.run_hub import RunHub
@@ -140,18 +117,13 @@ def _hub_of(config: pytest.Config) -> RunHub | None:
 
 
 def hub_path(config: pytest.Config) -> str:
-    """Returns the path of the socket of the run's hub, which this process or its controller has started.
-
-    The path is '' if the run has no hub.
-    """
+    """Returns the path of the socket of the run's hub, which this process or its controller has started, or ''."""
     hub = _hub_of(config)
     return str(getattr(config, "workerinput", {}).get("equivtest_hub", "")) if hub is None else hub.path
 
 
 def await_hosts(config: pytest.Config, tell: Callable[[str], object]) -> None:
     """Prints the command that connects another host to the run's hub, and waits until all slots are connected.
-
-    A slot is a process on another host that starts ranks.
 
     Raises:
         BrokenSetup: the slots do not connect in time.
@@ -177,10 +149,7 @@ def await_hosts(config: pytest.Config, tell: Callable[[str], object]) -> None:
 
 
 def hosts_of(config: pytest.Config) -> dict[str, int]:
-    """Returns the number of slots of each other host at the beginning of the run.
-
-    If ranks live on this machine, the result is {}.
-    """
+    """Returns the number of slots of each other host at the beginning of the run."""
     return config.stash.get(_slots_key, {})
 
 
@@ -191,7 +160,7 @@ def host_events(config: pytest.Config) -> list[str]:
 
 
 def close_hub(config: pytest.Config) -> None:
-    """Ends the hub, so that other hosts know that the run is over. Does nothing if there is no hub."""
+    """Ends the hub, if there is one, so that other hosts know that the run is over."""
     hub = _hub_of(config)
     if hub is not None:
         del config.stash[_hub_key]
@@ -214,10 +183,6 @@ def take_faults(config: pytest.Config) -> tuple[BackendFault, ...]:
 
 
 def is_known_fault(fault: Finding, settings: Settings) -> bool:
-    """True if a list of known failures has an entry about the collective that a probe found wrong.
-
-    An entry of the shipped list counts only on gloo and the CPU. An entry of your own lists counts on every backend.
-    """
     entry = settings.known.of_fault(fault)
     return entry is not None and settings.expects(entry)
 
@@ -238,8 +203,8 @@ def close_pool(config: pytest.Config) -> None:
 def end_orderly_on_sigterm(config: pytest.Config) -> None:
     """Makes SIGTERM end the run as Ctrl-C in a terminal does, instead of leaving ranks behind.
 
-    This has an effect only in the main thread, and only if SIGTERM has no other handler. The workers of xdist get the
-    signal that a terminal sends at Ctrl-C. Without this signal execnet first waits 5 s for the workers.
+    This has an effect only in the main thread, and only if SIGTERM has no other handler.  A terminal sends Ctrl-C to
+    the workers of xdist too.  Without that signal execnet first waits 5 s for the workers.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -250,7 +215,7 @@ def end_orderly_on_sigterm(config: pytest.Config) -> None:
 
 
 def remember_worker(config: pytest.Config, node: Any) -> None:
-    """Records an xdist worker that this process controls, so that SIGTERM can interrupt it."""
+    """Records an xdist worker, so that SIGTERM can interrupt it."""
     config.stash.setdefault(_workers_key, []).append(node)
 
 

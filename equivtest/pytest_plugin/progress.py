@@ -1,9 +1,7 @@
-"""A plugin of `equivtest run` that prints the progress.
+"""A plugin of `equivtest run` that prints the progress: one live line on a terminal, otherwise a new line every 30 s.
 
-On a terminal there is one live line. Otherwise there is a new line every 30 s.
-
-The thread that prints has its own copy of the terminal's file descriptor, since pytest captures the usual file
-descriptor while an item runs.
+The thread that prints has its own copy of the terminal's file descriptor, because pytest captures the usual one while
+an item runs.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ LEAST_DONE = 0.05
 """Fraction of the work that must be done before the estimate of the time left is shown."""
 MOST_RUNNING = 2
 _ITEM = re.compile(r"(?P<name>.+)\[(?:w(?P<world_size>\d+)-.*|audit)\]")
-"""Pattern of the node id of a search or an audit."""
 
 
 @dataclass
@@ -36,7 +33,6 @@ class State:
     """The items of a run that are planned, running and ended.
 
     Attributes:
-        planned: Node ids of all items.
         running: Items that run now, in the order in which they began.
         failed: Properties that have failed.
         started_s: Time at which the first item began.
@@ -49,7 +45,6 @@ class State:
     started_s: float = 0.0
 
     def line(self, cases: int, now_s: float) -> str:
-        """Returns the progress as one line of text."""
         properties = {property_of(item) for item in self.planned} - {""}
         open_ = {property_of(item) for item in self.planned - self.ended}
         found = [f"{len(properties - open_)} of {len(properties)} properties done", f"{cases:,} cases judged"]
@@ -69,13 +64,13 @@ class State:
 
 
 def property_of(item: str) -> str:
-    """Returns the property of a search or an audit, from its node id. For any other item the result is ''."""
+    """Returns the property of a search or an audit, from its node id, or '' for any other item."""
     found = _ITEM.fullmatch(item)
     return found["name"] if found else ""
 
 
 def weight_of(item: str) -> int:
-    """Returns roughly how long an item takes, without a unit. An item on more ranks takes longer."""
+    """Returns roughly how long an item takes, without a unit."""
     found = _ITEM.fullmatch(item)
     return 1 if found is None else 1 + int(found["world_size"] or 2)
 
@@ -87,8 +82,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Progress:
-    """pytest hooks of the process that prints the progress."""
-
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.state = State()
@@ -98,7 +91,6 @@ class Progress:
 
     @property
     def line(self) -> str:
-        """The progress as one line of text."""
         controller = getattr(self.config.pluginmanager.get_plugin("equivtest-controller"), "found", None)
         tallies = list(controller.results.tallies.values()) if controller is not None else []
         return self.state.line(sum(tally.layouts for tally in tallies), time.monotonic())
@@ -126,7 +118,7 @@ class Progress:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_report_teststatus(self, report: object) -> Generator[None, Any, Any]:
-        """Hides the letters that pytest prints for tests while the live line is shown. pytest still counts tests."""
+        """Hides the letters that pytest prints for tests while the live line is shown."""
         status = yield
         return (status[0], "", "") if self.is_live and status else status
 
@@ -168,10 +160,7 @@ class Progress:
 
 
 def _live_line(render: Callable[[], Text], out: TextIO) -> Live:
-    """Returns a line on the terminal that shows the text of `render`, four times a second.
-
-    rich leaves out colours if NO_COLOR is set.
-    """
+    """Returns a line on the terminal that shows the text of `render`. rich leaves out colours if NO_COLOR is set."""
     from rich.console import Console
     from rich.live import Live
 

@@ -14,7 +14,7 @@ from equivtest.base import limits
 from equivtest.errors import Misuse, shorten
 
 MAKERS = ("program", "module_property", "Property")
-"""Names of the functions that make a property, to count properties in a file without running it."""
+"""Names of the functions that make a property.  They count the properties in a file without running it."""
 CACHE = Path(".equivtest") / "cache"
 """Folder in which pytest notes which tests in your files failed, for --lf and --ff."""
 SUITE_INI = Path(__file__).with_name("suite.ini")
@@ -23,14 +23,13 @@ SUITE_INI = Path(__file__).with_name("suite.ini")
 def run_properties(raw: dict[str, Any], paths: list[Path], workers: str, keyword: str | None, flags: list[str]) -> int:
     """Checks every option, so that a mistake gives one line, and then runs pytest over properties.
 
+    Returns 0 if every claim holds, 1 if a claim fails, and otherwise 2.
+
     Args:
         raw: Options of the run by name. An absent option is None.
         workers: Number of pytest-xdist processes, or "auto".
         keyword: Value of pytest's option -k.
         flags: Further arguments of pytest.
-
-    Returns:
-        0 if every claim holds, 1 if a claim fails, and otherwise 2.
 
     Raises:
         Misuse: an option has an invalid value, or nothing is selected.
@@ -54,10 +53,7 @@ def run_properties(raw: dict[str, Any], paths: list[Path], workers: str, keyword
 
 
 def _check_keyword(keyword: str) -> None:
-    """Raises Misuse if pytest cannot parse the expression of -k.
-
-    Without this check each xdist worker would crash at the expression.
-    """
+    """Raises Misuse if pytest cannot parse the expression of -k, at which each xdist worker would crash."""
     from _pytest.mark.expression import Expression
 
     try:
@@ -67,7 +63,6 @@ def _check_keyword(keyword: str) -> None:
 
 
 def _check(raw: dict[str, Any], paths: list[Path]) -> list[Path]:
-    """Checks every option and returns the folders and files to run."""
     from equivtest.pytest_plugin import settings, suite
 
     chosen = settings.parse(raw)
@@ -83,15 +78,15 @@ def _check(raw: dict[str, Any], paths: list[Path]) -> list[Path]:
 def worker_args(wanted: str, paths: list[Path]) -> list[str]:
     """Returns the arguments that tell pytest how many xdist workers to use.
 
-    By default your own files get at most one worker for each property, and no worker if they have only one property. A
-    worker takes seconds to start, and the ranks of one search fill several cores.
+    By default your own files get at most one worker per property, because a worker takes seconds to start and the ranks
+    of one search fill several cores.
     """
     number = _num_properties(paths) if wanted == "auto" else 0
     return ["-n0"] if number == 1 else [f"-n{wanted}", *([f"--maxprocesses={number}"] if number else [])]
 
 
 def _num_properties(paths: list[Path]) -> int:
-    """Counts the properties that the text of test files assigns at the top level. Returns 0 if that is unknown."""
+    """Counts the properties that the text of test files assigns at the top level, or 0 if that is unknown."""
     files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("test_*.py"))]
     return sum(_is_property(statement) for file in files for statement in _parsed(file).body)
 
@@ -110,7 +105,7 @@ def _is_property(statement: ast.stmt) -> bool:
 
 
 def _pytest_args(raw: dict[str, Any], paths: list[Path], workers: list[str]) -> list[str]:
-    """Returns the arguments with which pytest runs. They make pytest ignore all settings of the caller's folder."""
+    """Returns the arguments with which pytest runs.  They make pytest ignore all settings of the caller's folder."""
     root = paths[0] if paths[0].is_dir() else paths[0].parent
     args = [f"-c{SUITE_INI}", f"--rootdir={root.parent}", f"--confcutdir={root}", "--import-mode=importlib"]
     args += ["-p", "equivtest.options", "-p", "equivtest.pytest_plugin.early"]
@@ -129,7 +124,7 @@ def _has_entry_point() -> bool:
 
 
 def _run_pytest(args: list[str]) -> int:
-    """Runs pytest and returns the exit code of equivtest. Afterwards restores the caller's environment."""
+    """Runs pytest and returns the exit code of equivtest.  Afterwards restores the caller's environment."""
     import pytest
 
     before = dict(os.environ)

@@ -30,8 +30,6 @@ BUDGET_OVER = "left out: the budget is over"
 
 
 class Ending(NamedTuple):
-    """The outcome of an item of pytest, and the text that pytest shows."""
-
     outcome: Literal["passed", "failed", "skipped"]
     text: str = ""
 
@@ -42,7 +40,6 @@ code_key = pytest.StashKey[dict[str, str]]()
 
 
 def key_of(searched: Searched) -> str:
-    """Returns the node id of a search or an audit."""
     return f"{searched.listed.id}[{searched.label}]"
 
 
@@ -84,14 +81,13 @@ def _is_done(handover: Handover) -> bool:
 
 
 def endings_of(handovers: Iterable[Handover]) -> dict[str, Ending]:
-    """Returns the ending of each search and audit, by its node id."""
     return {key_of(each.searched): ending_of(each.searched) for each in handovers if each.searched is not None}
 
 
 def earlier_endings(config: pytest.Config) -> Mapping[str, Ending]:
-    """Returns how each item ended in the interrupted run that this run resumes, by node id.
+    """Returns, by node id, how each item ended in the interrupted run that this run resumes.
 
-    In this run the same items end in the same way, without a search. Under xdist the controller sends the endings to
+    In this run the same items end in the same way without a search.  Under xdist the controller sends the endings to
     each worker.
     """
     if endings_key not in config.stash:
@@ -101,7 +97,6 @@ def earlier_endings(config: pytest.Config) -> Mapping[str, Ending]:
 
 
 def ending_of(found: Searched) -> Ending:
-    """Returns how pytest shows a search or an audit with these results."""
     if found.audit is not None:
         if found.audit.waits:
             return Ending("skipped", WAITS)
@@ -135,10 +130,7 @@ def imported_code(config: pytest.Config, subject: str) -> dict[str, str]:
 
 
 def _file_of(subject: str) -> str:
-    """Returns the file of a subject 'package.module:function', or '' if the subject has no file.
-
-    Only the ranks import this file.
-    """
+    """Returns the file of a subject 'package.module:function', which only the ranks import, or ''."""
     module, colon, _ = subject.partition(":")
     try:
         spec = find_spec(module) if colon else None

@@ -1,7 +1,4 @@
-"""Runs the controller's part of a session.
-
-The controller collects results, reports every claim as a test, and writes the report.
-"""
+"""Runs the controller's part of a session: collects results, reports every claim as a test, and writes the report."""
 
 from __future__ import annotations
 
@@ -62,9 +59,7 @@ class Controller:
         self.concluded = self.failed = 0  # tests of any plugin
 
     def begin(self) -> None:
-        """Reserves the folder of --report, if there is one, and writes a report that says that the run has begun.
-
-        This replaces an earlier report.
+        """Reserves the folder of --report, if there is one, and replaces an earlier report by one of a begun run.
 
         Raises:
             Misuse, BrokenSetup: another run writes into the folder, or this run cannot write into it.
@@ -94,14 +89,14 @@ class Controller:
             self._log(Entry(handover=handover))
 
     def leave(self) -> None:
-        """Releases the folder of the report. If the session did not end, first writes the reason."""
+        """Releases the folder of the report.  If the session did not end, the report first gets the reason."""
         if self.folder is not None:
             if self.state == BEGUN:
                 self.write("interrupted before anything was collected")
             self.folder.leave()
 
     def receive(self, handover: str) -> None:
-        """Adds the data that one item sends. `handover` is a `Handover` as JSON.
+        """Adds a `Handover`, which one item sends as JSON.
 
         Raises:
             pytest.exit.Exception: no further item can run.
@@ -132,7 +127,7 @@ class Controller:
         self._log(Entry(properties=manifest.properties))
 
     def report_claims(self, session: pytest.Session, *, at_end: bool = False) -> None:
-        """Reports the claims of every property whose searches have all ended. Claims are reported only once."""
+        """Reports, once, the claims of every property whose searches have all ended."""
         if settings_of(self.config).profile.audits_alone:
             return
         for tally in list(self.results.tallies.values()):
@@ -193,7 +188,7 @@ class Controller:
             session.exitstatus = session.exitstatus or FAILED_EXIT
 
     def write(self, state: str) -> bool:
-        """Writes the report. The result is False if the report could not be written."""
+        """Writes the report.  Returns False if the report could not be written."""
         self.state = state
         if self.folder is None:
             return True
@@ -207,7 +202,7 @@ class Controller:
         return self.log is not None
 
     def write_bundle(self) -> bool:
-        """Writes the bundle. The result is False if the bundle could not be written."""
+        """Writes the bundle.  Returns False if the bundle could not be written."""
         settings = settings_of(self.config)
         if settings.bundle is None:
             return True
@@ -222,20 +217,14 @@ class Controller:
         return True
 
     def _holes(self, tally: Tally) -> list[str]:
-        """Returns the required cells without a conclusion.
-
-        If not all searches of the property have ended, the list is empty.
-        """
+        """Returns the required cells without a conclusion.  A property with searches still to end has none."""
         settings = settings_of(self.config)
         if not (settings.profile.requires_cells and tally.is_complete):
             return []
         return tally.holes(settings.dtypes, settings.excused)
 
     def _levels(self) -> list[str]:
-        """Returns lines on the levels of conformance that the run has reached.
-
-        The list is empty unless the run judges the shipped properties in the profile `conformance`.
-        """
+        """Returns lines on the levels that a run of all shipped properties in the profile `conformance` has reached."""
         settings = settings_of(self.config)
         is_part = settings.shard is not None or str(properties_dir()) not in self.config.args
         if not settings.profile.requires_cells or is_part or self.state == BEGUN:
@@ -245,7 +234,6 @@ class Controller:
         return list(levels.in_lines(levels.levels_of(tallies, levels.required_of(shipped()), holes)))
 
     def summary(self, width: int) -> list[str]:
-        """Returns the last lines of the terminal's output."""
         if self.stopped:
             return []
         starts = [self.bundled] * bool(self.bundled) + [f"host    {event}" for event in self.host_events]
@@ -320,14 +308,10 @@ class Controller:
 
 
 STOPS = {int(pytest.ExitCode.USAGE_ERROR): "mistaken options", int(pytest.ExitCode.INTERNAL_ERROR): "an internal error"}
-"""Exit status of a session that did not end -> the reason; it counts only if no exception ended the session."""
+"""Exit status of a session that no exception ended -> the reason why it ended early."""
 
 
 def state_of(exitstatus: int, ended_by: BaseException | None) -> str:
-    """Returns ENDED, or the reason why a session ended early.
-
-    The reason is Ctrl-C, SIGTERM, or a reason of pytest or xdist.
-    """
     if isinstance(ended_by, pytest.exit.Exception):
         return str(ended_by.msg)
     if ended_by is not None:

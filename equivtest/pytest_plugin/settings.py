@@ -45,7 +45,7 @@ class Settings:
             CPU.
         manifest: File in which a vendor declares what the backend can do. The settings already include these
             declarations.
-        bundle: File to write for `equivtest verify`. If None, no file is written.
+        bundle: File to write for `equivtest verify`, or None.
         listen: Host and port to listen at for ranks on other hosts. If None, ranks run on this machine.
         audits: True if each property is audited (`equivtest.search.audit`).
         max_time_s: Seconds that a soak lasts.
@@ -82,11 +82,7 @@ class Settings:
 
     @cached_property
     def known(self) -> KnownFailures:
-        """Known failures from all files of `known_failures`.
-
-        Raises:
-            Misuse: a file cannot be read or has a mistake.
-        """
+        """Known failures from all files of `known_failures`.  Raises Misuse for an unreadable or mistaken file."""
         from equivtest.search.known import SHIPPED, KnownFailures
 
         return KnownFailures.load(*(SHIPPED if name == SHIPPED_LIST else Path(name) for name in self.known_failures))
@@ -100,12 +96,11 @@ class Settings:
 
     @property
     def excused(self) -> frozenset[str]:
-        """Names of everything that the backend may lack in this run. See `equivtest.base.lacking.excused_by`."""
+        """Names of everything that the backend may lack in this run."""
         return excused_by(self.allowed, self.backend)
 
     @property
     def is_gloo_on_cpu(self) -> bool:
-        """True if the run itself is on gloo and the CPU. See `Backend.is_gloo_on_cpu`."""
         return self.make_backend().is_gloo_on_cpu
 
     def expects(self, known: KnownFailure) -> bool:
@@ -117,36 +112,23 @@ class Settings:
         return not known.is_shipped or self.is_gloo_on_cpu
 
     def make_backend(self) -> Backend:
-        """Returns the backend that the options describe.
-
-        Raises:
-            Misuse, BrokenSetup: the backend cannot work.
-        """
+        """Returns the backend that the options describe.  Raises Misuse or BrokenSetup if it cannot work."""
         from equivtest.ranks.backend import Backend
 
         return Backend(self.backend, self.device, self.imports, self.start, self.arithmetic)
 
     def pinned_sizes(self, prop: Property) -> tuple[int, ...]:
-        """Returns the world sizes that the profile lacks and that the property's examples need."""
         from equivtest.search.planned import pinned_sizes
 
         is_limited = self.device != "cpu" or self.listen is not None
         return pinned_sizes(prop, self.profile, self.world_sizes, is_limited=is_limited)
 
     def audits_property(self, prop: Property) -> bool:
-        """True if this run audits the property.
-
-        An audit needs several ranks, and a property about refusals has no collective.
-        """
+        """True if this run audits the property: an audit needs several ranks, and refusals have no collective."""
         return self.audits and not prop.refuses_only and max(prop.among(self.world_sizes), default=1) > 1
 
     def judged_subject(self, name: str, prop: Property) -> str | None:
-        """Returns the subject to judge for the property `name`.
-
-        This is the property's subject, or the replacement that --subjects names.
-
-        If --subjects leaves the property out, the result is None.
-        """
+        """Returns the subject to judge for `name`: its own, the one that --subjects names, or None if left out."""
         if not self.subjects:
             return prop.subject
         for wanted, implementation in self.subjects:
@@ -222,9 +204,7 @@ def parse(raw: Mapping[str, Any]) -> Settings:
 
 
 def check(settings: Settings) -> None:
-    """Tries everything that could fail later.
-
-    The function tries the imports, the backend, the device, the lists of known failures and the folder of the report.
+    """Tries everything that could fail later: imports, backend, device, lists of known failures, folder of the report.
 
     Raises:
         Misuse, BrokenSetup: something does not work. The message is one line.
@@ -251,13 +231,10 @@ def check(settings: Settings) -> None:
 
 
 def check_subjects(settings: Settings, properties: Iterable[tuple[str, str]]) -> None:
-    """Checks --subjects.
+    """Raises Misuse if --subjects names no collected property or subject, or a function that cannot be imported.
 
     Args:
         properties: (name, subject) of every property that was collected.
-
-    Raises:
-        Misuse: --subjects names no collected property or subject, or a function that cannot be imported.
     """
     known = sorted({name for pair in properties for name in pair})
     for wanted, implementation in settings.subjects:
@@ -320,10 +297,7 @@ def _listen(text: object) -> tuple[str, int] | None:
 
 
 def _check_starter(settings: Settings) -> None:
-    """Raises Misuse if torchrun or a similar launcher started this process.
-
-    Each process that the launcher starts would run everything.
-    """
+    """Raises Misuse under torchrun or a similar launcher, because each of its processes would run everything."""
     rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     is_of_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if is_of_torchrun or (rank and size and settings.listen is None):
@@ -376,10 +350,7 @@ def _seconds(option: str, text: object) -> float:
 
 
 def check_file(path: Path, option: str) -> None:
-    """Raises Misuse if no file can be written to `path`.
-
-    Without this check the error would come only at the end of the run.
-    """
+    """Raises Misuse if no file can be written to `path`, before the run instead of at its end."""
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

@@ -1,6 +1,4 @@
-"""Selects the properties of the shard that --shard names.
-
-Tests that are no properties belong to the first shard.
+"""Selects the properties of the shard that --shard names.  Tests that are no properties belong to the first shard.
 
 All items of a property stay together, so that a shard judges each of its properties completely.
 """
@@ -26,19 +24,18 @@ SECONDS = {
     "sequence_parallel_block": 7, "colwise_embedding": 7, "differentiable_collectives": 6,
     "zero3_lifecycle_all_reduce": 6, "zero3_lifecycle_all_gather": 6, "rowwise_embedding": 6, "parallel_dropout": 5,
 }  # fmt: skip
-"""Property -> seconds that its items take in a gate on two cores, as measured; only the balance of shards depends on
-it."""
+"""Property -> measured seconds of its items in a gate on two cores.  Only the balance of shards depends on them."""
 SECONDS_OF_OTHERS = 3
 
 selection_key = pytest.StashKey[str]()
-"""Digest of all tests of the session before the selection; it is equal in all shards of one run."""
+"""Digest of all tests of the session before the selection.  All shards of one run have the same digest."""
 
 
 def keep_shard(session: pytest.Session, items: list[pytest.Item]) -> None:
     """Removes all items that do not belong to the shard that --shard names.
 
     Raises:
-        UsageError: there are more shards than properties. Under xdist an item reports that instead.
+        UsageError: there are more shards than properties. Under xdist an item reports this mistake.
     """
     shard = settings_of(session.config).shard
     if shard is None or any(isinstance(item, MisuseItem) for item in items):

@@ -1,4 +1,4 @@
-"""Finds and reads the shipped properties, which come with the package."""
+"""Finds and reads the shipped properties."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 
 def properties_dir() -> Path:
-    """Returns the folder of the shipped properties.
-
-    In a wheel the folder is inside the package. In a checkout the folder is beside the package.
+    """Returns the folder of the shipped properties, inside the package of a wheel or beside the package of a checkout.
 
     Raises:
         BrokenSetup: neither folder exists.
@@ -38,12 +36,11 @@ def properties_dir() -> Path:
 
 
 def is_shipped(path: Path) -> bool:
-    """True if `path` is a file of the shipped properties."""
     return path.parent == properties_dir()
 
 
 def load_properties(folder: Path) -> dict[str, Property]:
-    """Returns variable's name -> Property for each Property that a test file of the folder defines at its top level."""
+    """Returns name -> Property for each Property that a test file of the folder defines at its top level."""
     from equivtest.property import Property
 
     found: dict[str, Property] = {}
@@ -57,17 +54,13 @@ def load_properties(folder: Path) -> dict[str, Property]:
 
 
 def claims_of(subject: str, case: Case, like: str = "") -> tuple[Claim, ...]:
-    """Returns the claims to judge on a case of a subject.
-
-    These are the claims of the shipped property that judges the subject. If no shipped property judges the subject, the
-    result is the default claims.
+    """Returns the claims to judge on a case: the claims of the shipped property of the subject, or the default claims.
 
     Args:
         like: Name of a shipped property. The claims of this property are used for your own subject.
 
     Raises:
-        Misuse: no property has that name, the property is about refusals but the case is not, or the case is about
-            refusals but the property is not.
+        Misuse: no property has that name, or only one of case and property is about refusals.
     """
     from equivtest.verdicts.judging import default_claims
 
@@ -86,17 +79,15 @@ def claims_of(subject: str, case: Case, like: str = "") -> tuple[Claim, ...]:
 
 @functools.cache
 def shipped() -> Mapping[str, Property]:
-    """Returns the shipped properties by name.
-
-    The result is cached, because reading the properties runs all their files.
-    """
+    """Returns the shipped properties by name.  The result is cached, because reading them runs all their files."""
     return MappingProxyType(load_properties(properties_dir()))
 
 
 def coverage_lines(profile_name: str, names: Collection[str] = ()) -> list[str]:
-    """Returns a table that shows how many combinations of values the cases of each shipped property cover.
+    """Returns a table that shows how many combinations of values the cases of each property in `names`, or of all,
+    cover.
 
-    The cases are the cases of one profile. No case runs. If `names` is empty, the table has all properties.
+    The cases are the cases of one profile.  No case runs.
 
     Raises:
         Misuse: there is no such profile, or no property in `names` draws from tables.
