@@ -46,9 +46,9 @@ def capture(
     """Writes this rank's tensors of every forward and backward of `module` that runs within the block.
 
     If the block calls the module several times, each call is a micro-batch with its backward, and gradients add up.
-    Every rank of the job must enter and leave the block, and make the same number of calls. Gradients are read when the
-    block ends, so end the block before you clip the gradients or update the parameters. A block that raises writes no
-    file.
+    Every rank of the job must enter and leave the block, and make the same number of calls.  Gradients are read when
+    the block ends, so end the block before you clip the gradients or update the parameters.  A block that raises writes
+    no file.
 
     Args:
         module: The parallel module, as the job calls it.
@@ -58,8 +58,7 @@ def capture(
         outputs: Names of the outputs to capture, as in `Judge`. If empty, all outputs are captured.
         batch: 'whole', 'mean of parts' or 'sum of parts', as in `program`. If None, the batch is 'mean of parts' if the
             module contains DistributedDataParallel, fully_shard or a similar wrapper, and 'whole' if it does not.
-        batch_axis: The axis of the mesh along which the batch is divided, if it is divided. If '', this is the first
-            axis.
+        batch_axis: The axis of the mesh along which the batch is divided. If '', this is the first axis.
         mesh: The mesh of all ranks of the job. If None, this is the mesh of the module's DTensors. If the module has no
             DTensor either, all ranks lie along one axis.
         placed: A function that returns which elements of a plain parameter a rank has, as in `Judge`. If None, each
@@ -154,11 +153,6 @@ def _job_of(
     shapes: Mapping[str, Shape] | None,
     limit_bytes: int,
 ) -> Job:
-    """Returns the job that the options and the module describe.
-
-    Raises:
-        Misuse: an option does not fit the job.
-    """
     parameters, world = by_own_name(module, module.named_parameters()), Group()
     mesh = mesh or _widest_mesh(parameters.values())
     ranks = None if mesh is None else mesh.mesh.flatten().tolist()
@@ -191,8 +185,7 @@ def _agree(job: Job, folder: Path, problem: str) -> None:
     """Checks together with all ranks that every rank can write its tensors, and prints their size.
 
     Raises:
-        Misuse: a rank has a problem, or would write more than the limit. Then every rank raises, so that no rank waits
-            for another.
+        Misuse: some rank has a problem, or would write more than the limit. Every rank raises, so that none waits.
     """
     ranks = job.world.all_of((job.size_bytes, problem))
     sizes, problems = [size for size, _ in ranks], [(rank, text) for rank, (_, text) in enumerate(ranks) if text]

@@ -1,8 +1,6 @@
-"""Reads the folder of a captured run.
+"""Reads the folder of a captured run, and checks that the files belong to one run.
 
-The module checks that the files belong to one run, and reads the tensors of each rank.
-
-A manifest never names a file. Each rank's files have fixed names, and no other file is opened.
+A manifest never names a file.  Each rank's files have fixed names, and no other file is opened.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from equivtest.programs.micro_batches import split_micro_batch
 from equivtest.tensors import Placed
 
 RANK = re.compile(r"rank-(\d{5})\.(?:json|safetensors)", flags=re.A)
-"""Pattern of the name of a rank's file."""
 
 AFTER, STATE, STATE_OF = "step1.", "state.", ":"
 """Parts of the names of tensors after an update and of optimizer state, as in 'step1.state.up.weight:exp_avg'."""
@@ -35,25 +32,17 @@ INDICES = "indices."
 
 
 def paths_of(folder: Path, rank: int) -> tuple[Path, Path]:
-    """Returns the paths of a rank's manifest and of its file of tensors."""
     return folder / f"rank-{rank:05}.json", folder / f"rank-{rank:05}.safetensors"
 
 
 def parameter_of(name: str) -> str:
-    """Returns the name of the parameter to which the captured tensor `name` belongs: 'fc.weight' for 'grad.fc.weight'.
-
-    A parameter's value, gradient and optimizer state belong to the parameter. For any other tensor the result is ''.
-    """
+    """Returns the parameter to which a captured tensor belongs: 'fc.weight' for 'grad.fc.weight', or ''."""
     kind, _, parameter = name.removeprefix(AFTER).partition(".")
     return parameter.partition(STATE_OF)[0] if kind in ("param", "grad", "state") else ""
 
 
 class CapturedRank(Mapping[str, Placed]):
-    """The tensors of one rank by name. Each tensor is read on demand.
-
-    Attributes:
-        manifest: The rank's manifest.
-    """
+    """The tensors of one rank by name.  Each tensor is read on demand."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         path, tensors = paths_of(folder, rank)
@@ -77,7 +66,6 @@ class CapturedRank(Mapping[str, Placed]):
         return rank
 
     def entry(self, name: str) -> Tensor:
-        """Returns the manifest's entry for a tensor."""
         return self.manifest.tensors[self._names[name]]
 
     def __getitem__(self, name: str) -> Placed:
@@ -156,22 +144,13 @@ def _check_tensor(where: str, entry: Tensor, shape: tuple[int, ...], num_axes: i
 
 
 def layout_of(entry: Tensor) -> Layout:
-    """Returns the layout that a manifest's entry describes.
-
-    An axis with an unknown placement counts as replicated.
-    """
+    """Returns the layout that a manifest's entry describes.  An axis with an unknown placement counts as replicated."""
     placements: list[Placement] = [parse_placement(text) if text else Replicate() for text in entry.layout]
     return Layout(tuple(placements), entry.order)
 
 
 class CapturedRun:
-    """The files of all ranks of one run.
-
-    The files are checked, but no tensor is read yet.
-
-    Attributes:
-        folder: The folder of the files.
-        ranks: The tensors of each rank, by rank.
+    """The files of all ranks of one run.  The files are checked, but no tensor is read yet.
 
     Raises:
         Misuse: a file is missing or broken, or belongs to another run.
@@ -183,7 +162,7 @@ class CapturedRun:
         _check_run(folder, {number: rank.manifest for number, rank in self.ranks.items()})
 
     def micro_batches(self) -> list[CapturedRun]:
-        """Splits the run into one run for each micro-batch, which is a forward and its backward."""
+        """Returns one run for each micro-batch, which is a forward and its backward."""
         runs = []
         for number in range(1, self.manifest.micro_batches + 1):
             run = copy.copy(self)
@@ -193,14 +172,12 @@ class CapturedRun:
 
     @property
     def manifest(self) -> Manifest:
-        """Manifest of rank 0. Its fields in `SHARED` are the same on all ranks."""
+        """Manifest of rank 0.  Its fields in `SHARED` are equal on all ranks."""
         return self.ranks[0].manifest
 
 
 def parts_in(folder: Path) -> list[Path]:
-    """Returns the folders of submodules that were captured alone.
-
-    The list is empty if the folder has a run of the whole model.
+    """Returns the folders of submodules that were captured alone, or [] if the folder has a run of the whole model.
 
     Raises:
         Misuse: the folder cannot be read.
@@ -213,11 +190,6 @@ def parts_in(folder: Path) -> list[Path]:
 
 
 def _entries_of(folder: Path) -> list[os.DirEntry[str]]:
-    """Returns the entries of a folder in the order of their names.
-
-    Raises:
-        Misuse: the folder cannot be read.
-    """
     try:
         return sorted(os.scandir(folder), key=lambda entry: entry.name)
     except (OSError, ValueError) as error:
@@ -226,11 +198,7 @@ def _entries_of(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _ranks_in(folder: Path) -> list[int]:
-    """Returns the numbers of all ranks of the run in a folder.
-
-    Raises:
-        Misuse: there is no folder, or the folder has no run, or the folder lacks some ranks of a run.
-    """
+    """Returns the ranks of the run in a folder.  Raises Misuse if the folder has no run, or only a part of one."""
     names = {entry.name for entry in _entries_of(folder)}
     ranks = sorted({int(match[1]) for name in names if (match := RANK.fullmatch(name))})
     if not ranks:

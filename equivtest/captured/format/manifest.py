@@ -1,7 +1,4 @@
-"""Defines the manifest that each rank writes beside its tensors.
-
-A manifest is plain data with a version, and is checked when it is read.
-"""
+"""Defines the manifest that each rank writes beside its tensors.  It has a version, and is checked when it is read."""
 
 from __future__ import annotations
 
@@ -15,14 +12,12 @@ from equivtest.captured.format.tensor_file import open_plainly
 from equivtest.errors import Misuse
 
 KIND, VERSION = "equivtest capture", 3
-"""Name and version of the manifest's form; a change that an older reader would misread raises the version."""
+"""Name and version of the manifest's form.  A change that an older reader would misread raises the version."""
 
 Shape = tuple[int, ...]
 
 
 class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Describes one parameter of the unsharded model. The dtype is a name such as 'float32'."""
-
     shape: Shape
     dtype: str
     requires_grad: bool
@@ -50,8 +45,6 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ParameterGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One of an optimizer's param_groups: the names of its parameters, and its options."""
-
     parameters: tuple[str, ...]
     options: dict[str, bool | int | float | tuple[float, ...] | None]
 
@@ -72,14 +65,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         micro_batches: Number of calls of the model. Each call has its own inputs and its own backward. Gradients of
             parameters are sums over all calls.
         parameters: The parameters of the unsharded model, by name.
-        autocast: Device and dtype of autocast around the forward, such as 'cpu:bfloat16'. It is '' without autocast.
+        autocast: Device and dtype of autocast around the forward, such as 'cpu:bfloat16', or ''.
         tensors: Descriptions of the tensors in the file of tensors, by name. The tensor 'given.ids' is an input.
             'cotangent.loss' is the gradient that came to an output from outside of the model. 'before.NAME' is a buffer
             before the forward. 'micro2.given.ids' is an input of the second micro-batch.
         size_bytes: Size of the file of tensors.
-        optimizer: Name of the optimizer's class in torch.optim if an update was captured. It is '' if forwards and
-            backwards were captured.
-        groups: The optimizer's groups of parameters.
+        optimizer: Name of the optimizer's class in torch.optim if an update was captured, or ''.
     """
 
     kind: str = KIND
@@ -112,15 +103,10 @@ SHARED = (
     "world_size", "mesh", "axes", "batch", "batch_axis", "part", "inputs", "positional", "outputs", "boundaries",
     "parameters", "autocast", "optimizer", "groups", "micro_batches",
 )  # fmt: skip
-"""The fields that are the same on all ranks of a run."""
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Reads and checks the manifest of one rank.
-
-    Raises:
-        Misuse: the file cannot be read, is no manifest, has another version, or cannot come from a run.
-    """
+    """Reads the manifest of one rank.  Raises Misuse if it is unreadable, invalid or of another version."""
     with open_plainly(path) as file:
         data = file.read(limits.MANIFEST_BYTES + 1)
     if len(data) > limits.MANIFEST_BYTES:

@@ -18,19 +18,18 @@ sglang/python/sglang/srt/debug_utils/dumper.py (commit 00d35548), _Dumper._dump_
 """
 
 DEBUG_MODE_LINE = re.compile(rb"^ {2,}\w+::[\w.]+\(.*\bd?t(?:\$\d+)?: \w+\[", flags=re.A | re.M)
-"""Pattern of the beginning of a line for one operator in a log of DebugMode.
+"""Pattern of the beginning of an operator's line in a log of DebugMode.
 
-A line has an operator's name, the shape, dtype and placements of each tensor, and with log_tensor_hashes one number for
-each tensor.  Source: torch/utils/_debug_mode (2.13.0), DebugMode.debug_string and _utils._tensor_debug_string.
+A line has the operator's name, the shape, dtype and placements of each tensor, and with log_tensor_hashes one number
+for each tensor.  Source: torch/utils/_debug_mode (2.13.0), DebugMode.debug_string and _utils._tensor_debug_string.
 """
 
 WAY_OUT = "put equivtest.capture(model, FOLDER) around the step, and judge that folder"
 
 
 def describe_dump(path: Path, files: Sequence[Path]) -> str:
-    """Returns which tool wrote a file or folder, what the file or folder lacks for a verdict, and a remedy.
-
-    The result is '' if the tool is unknown.
+    """Returns which tool wrote a file or folder, what is missing for a verdict, and a remedy, or '' if the tool is
+    unknown.
 
     Args:
         files: The files in the folder `path`, or `path` itself if it is a file.

@@ -28,24 +28,19 @@ DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
     "BOOL": torch.bool,
 }  # fmt: skip
-"""Name of a dtype in the format -> dtype; a captured run has no other dtypes."""
+"""Name of a dtype in the format -> dtype.  A captured run has no other dtypes."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LENGTH_BYTES = 8
-"""Size in bytes of the number at the beginning of a file, which is the length of the header."""
+"""Size of the number at the beginning of a file, which is the length of the header."""
 
 
 class Entry(NamedTuple):
-    """The entry of one tensor in a file's header."""
-
     dtype: str
     shape: tuple[int, ...]
 
 
 def digest_of(tensor: torch.Tensor) -> str:
-    """Returns the SHA-256 of a tensor's bytes in hexadecimal digits.
-
-    The tensor must be contiguous and on the CPU.
-    """
+    """Returns the SHA-256 of a tensor's bytes in hexadecimal digits.  The tensor must be contiguous and on the CPU."""
     return hashlib.sha256(tensor.detach().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
 
 
@@ -69,11 +64,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
 
 
 class TensorFile:
-    """An opened file of tensors. The header is checked, and each tensor is read on demand.
-
-    Attributes:
-        entries: The header's entry for each tensor, by name.
-        size_bytes: Size of the file.
+    """An opened file of tensors.  The header is checked, and each tensor is read on demand.
 
     Raises:
         Misuse: the file cannot be read, has another format, or is cut off.
@@ -101,11 +92,7 @@ class TensorFile:
                 raise Misuse(f"{what} has {len(entry.shape)} dims, but the limit is {limits.CAPTURED_DIMS}")
 
     def read(self, name: str) -> torch.Tensor:
-        """Reads the tensor with this name.
-
-        Raises:
-            Misuse: the tensor's bytes are no longer in the file, or are no values of the tensor's dtype.
-        """
+        """Reads a tensor.  Raises Misuse if its bytes are no longer in the file, or are no values of its dtype."""
         try:
             read: torch.Tensor = self._opened.get_tensor(name)
         except (SafetensorError, OSError) as error:
@@ -120,9 +107,7 @@ class TensorFile:
 
 @contextmanager
 def open_plainly(path: Path) -> Iterator[BufferedReader]:
-    """Opens a regular file for reading.
-
-    The function neither follows links nor waits for a pipe or a device.
+    """Opens a regular file for reading, without following links or waiting for a pipe or a device.
 
     Raises:
         Misuse: `path` is no regular file.

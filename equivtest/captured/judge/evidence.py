@@ -43,11 +43,7 @@ class Evidence(NamedTuple):
 
 
 def forwards_in(run: CapturedRun, reference: str) -> Evidence:
-    """Collects the evidence from all micro-batches (forwards with their backwards) of a run.
-
-    Raises:
-        Misuse: no run of the reference can have written such files.
-    """
+    """Collects the evidence from all micro-batches.  Raises Misuse for files that no run can have written."""
     micro_batches = [_micro_batch(each, reference) for each in run.micro_batches()]
     case = micro_batches[0].case.with_further([each.case for each in micro_batches[1:]])
     observed = {rank: _joined(micro_batches, [each.held[rank] for each in micro_batches]) for rank in run.ranks}
@@ -56,9 +52,7 @@ def forwards_in(run: CapturedRun, reference: str) -> Evidence:
 
 
 def _joined(micro_batches: Sequence[MicroBatch], tensors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Joins the tensors of all micro-batches in one dict.
-
-    The tensor 'given.ids' of the second micro-batch gets the name 'micro2.given.ids'.
+    """Joins the tensors of all micro-batches in one dict, in which 'given.ids' of the second is 'micro2.given.ids'.
 
     All micro-batches share the tensors of parameters, so each of these tensors is in the dict once.
     """
@@ -118,8 +112,8 @@ def _case_of(run: CapturedRun, reference: str, inputs: Mapping[str, list[torch.T
 def _num_rows(manifest: Manifest, inputs: Mapping[str, list[torch.Tensor]]) -> int | None:
     """Returns the number of rows of the batch on each rank, or None if each rank has the whole batch.
 
-    The number is the size of dim 0 of the first input that differs between ranks. If no input differs, it is the size
-    of dim 0 of the first input that has dims.
+    The rows are dim 0 of the first input that differs between ranks.  If no input differs, it is the first input with
+    dims.
     """
     if manifest.batch == WHOLE:
         return None
@@ -132,11 +126,7 @@ def _num_rows(manifest: Manifest, inputs: Mapping[str, list[torch.Tensor]]) -> i
 
 
 def _kind_of(tensor: torch.Tensor) -> str:
-    """Returns the kind of input that a case declares for a tensor with these values.
-
-    Floats have the kind 'real', bools and empty tensors 'mask', and integers from 0 to 7 'ids(8)'. If some integers are
-    negative, the kind is 'targets(8, -100)'.
-    """
+    """Returns the kind of input that a case declares for a tensor with these values, such as 'ids(8)'."""
     if tensor.is_floating_point():
         return REAL
     if tensor.dtype == torch.bool or not tensor.numel():
@@ -210,7 +200,7 @@ def _is_replicated(layout: Layout) -> bool:
 
 
 def _input(run: CapturedRun, name: str) -> list[torch.Tensor]:
-    """Returns an input of the model as a list, with one tensor for each part of the batch."""
+    """Returns an input of the model, with one tensor for each part of the batch."""
     shares = []
     for ranks in _ranks_by_share(run.manifest):
         share, differing = _of_share(run, ranks, GIVEN + name, f"input {name}")
@@ -252,9 +242,7 @@ def _cotangent(run: CapturedRun, case: CapturedCase, output: str) -> torch.Tenso
 
 
 def _buffers(run: CapturedRun, case: CapturedCase) -> list[dict[str, torch.Tensor]]:
-    """Returns the captured buffers by name, for each part of the batch.
-
-    The reference runs with these buffers instead of the buffers from its builder.
+    """Returns the captured buffers by name, for each part of the batch.  They replace the buffers from the builder.
 
     Raises:
         Misuse: the buffers belong to another model, or parts have different values of a buffer that the forward only
@@ -282,10 +270,7 @@ def _buffers(run: CapturedRun, case: CapturedCase) -> list[dict[str, torch.Tenso
 
 
 def _answers(case: CapturedCase, rank: CapturedRank) -> dict[str, Placed]:
-    """Returns a captured rank's tensors by name, with layouts.
-
-    The names and layouts are in the form in which a subject returns them.
-    """
+    """Returns a captured rank's tensors in the form in which a subject returns them."""
     names, stacked, layouts = set(case.answer_names()), set(case.stacked_names()), case.layouts()
     answers = {}
     for name in filter(names.__contains__, rank):
@@ -303,7 +288,7 @@ def _answers(case: CapturedCase, rank: CapturedRank) -> dict[str, Placed]:
 
 
 def fields_of(run: CapturedRun, reference: str) -> dict[str, Any]:
-    """Returns the fields (name -> value) that cases of captured steps and cases of captured updates both have."""
+    """Returns the fields that cases of captured steps and cases of captured updates both have."""
     manifest = run.manifest
     dtypes = sorted({parameter.dtype for parameter in manifest.parameters.values()})
     require(
@@ -326,11 +311,7 @@ def fields_of(run: CapturedRun, reference: str) -> dict[str, Any]:
 
 
 def unsharded(run: CapturedRun, observed: Held, name: str, shape: Shape, what: str = "") -> torch.Tensor:
-    """Returns the unsharded tensor `name`, assembled from the shards of all ranks.
-
-    Raises:
-        Misuse: the shards do not fit together, or a rank has no shard.
-    """
+    """Assembles the unsharded tensor `name`.  Raises Misuse if a shard is missing or the shards do not fit."""
     tensor = put_together(observed, name, shape, run.manifest.mesh)
     shards = [f"rank {rank} {_in_words(tensors.get(name))}" for rank, tensors in observed.items()]
     require(

@@ -1,4 +1,4 @@
-"""Writes the report on captured runs, with the verdicts, the coverage, and which of two runs is wrong."""
+"""Writes the report on captured runs: the verdicts, the coverage, and which of two runs is wrong."""
 
 from __future__ import annotations
 
@@ -25,19 +25,15 @@ VALUES = tuple(claim.name for claim in (equals_unsharded, gradients_equal_unshar
 
 @dataclass(frozen=True)
 class Judged:
-    """A captured run with its verdicts, and with the evidence from which the verdicts follow."""
-
     run: CapturedRun
     evidence: Evidence
     verdicts: Sequence[Verdict]
 
     @property
     def failed(self) -> list[Verdict]:
-        """The verdicts that reject the run, in the order of the claims."""
         return [verdict for verdict in self.verdicts if verdict.failed]
 
     def parts(self) -> PartTree:
-        """Returns the conclusion on each submodule of the model, as a tree."""
         judgements = [verdict.judgement for verdict in self.verdicts]
         parts = {name: margin for judgement in judgements for name, margin in judgement.parts.items()}
         wrong = (mismatch.tensor for judgement in judgements for mismatch in judgement.mismatches)
@@ -46,20 +42,14 @@ class Judged:
         return tree
 
     def undecided(self) -> list[str]:
-        """Returns the tensors without a conclusion.
-
-        The bound of such a tensor is too wide, and its values do not agree closely.
-        """
+        """Returns the tensors without a conclusion: their bound is too wide, and their values do not agree closely."""
         on_values = [verdict.judgement for verdict in self.verdicts if verdict.claim in VALUES]
         agreeing = {name for judgement in on_values for name in judgement.agreeing}
         tensors = self.evidence.expected.tensors
         return [name for name, expected in tensors.items() if is_too_wide(expected) and name not in agreeing]
 
     def coverage(self) -> str:
-        """Describes how many boundaries of submodules were judged.
-
-        For an update, describes how many tensors were judged.
-        """
+        """Describes how many boundaries of submodules, or for an update how many tensors, were judged."""
         if self.run.manifest.optimizer:
             return self._coverage_of_update()
         expected = set(filter(_is_boundary_of_any, self.evidence.expected.tensors))
@@ -73,10 +63,10 @@ class Judged:
         return ", ".join(texts)
 
     def _coverage_of_update(self) -> str:
-        """Describes an update: how many tensors were judged, and which parameters the optimizer does not update.
+        """Describes how many tensors of an update were judged, and which parameters the optimizer does not update.
 
-        The text names the parameters that have a gradient but are in no group of the optimizer. These parameters must
-        keep their values.
+        The text names parameters with a gradient that are in no group of the optimizer.  These parameters must keep
+        their values.
         """
         manifest, num = self.run.manifest, len(self.evidence.expected.tensors)
         grouped = {name for group in manifest.groups for name in group.parameters}
@@ -88,7 +78,7 @@ class Judged:
 
 
 def _is_judged(name: str) -> bool:
-    """True if a boundary gets a verdict. The indices of a topk get no verdict."""
+    """True if a boundary gets a verdict.  The indices of a topk get no verdict."""
     return _is_boundary_of_any(name) and not name.endswith(CHOSEN)
 
 
@@ -97,7 +87,6 @@ def _is_boundary_of_any(name: str) -> bool:
 
 
 def describe(judged: Judged) -> str:
-    """Returns the conclusion on a run as text for the terminal."""
     folder, manifest, case = judged.run.folder, judged.run.manifest, judged.evidence.case
     times = f", {manifest.micro_batches} micro-batches" * (manifest.micro_batches > 1)
     about = f"run {manifest.run[:8]} on {manifest.world_size} ranks, {case.dtype}{times}; {judged.coverage()}"
@@ -143,10 +132,7 @@ def compare_runs(one: Judged, other: Judged) -> str:
 
 
 def _compare_bits(one: Judged, other: Judged) -> str:
-    """Returns text that says by how much the outputs and gradients of two runs differ.
-
-    No claim rejects either run.
-    """
+    """Returns text that says by how much the outputs and gradients of two runs that no claim rejects differ."""
     num, differing = 0, {}
     for name, tensors in _outputs_of_both(one, other):
         num += 1
@@ -168,10 +154,7 @@ def _compare_bits(one: Judged, other: Judged) -> str:
 
 
 def _outputs_of_both(one: Judged, other: Judged) -> Iterator[tuple[str, tuple[torch.Tensor, torch.Tensor]]]:
-    """Yields (name, (tensor in one run, tensor in the other)) for each output and gradient that both runs have.
-
-    The tensors are unsharded.
-    """
+    """Yields (name, (one run's tensor, the other's)) for each unsharded output and gradient that both runs have."""
     others = other.evidence.expected.tensors
     for name, expected in one.evidence.expected.tensors.items():
         shape = tuple(expected.value.shape)

@@ -1,7 +1,4 @@
-"""Judges a run that happened in another job.
-
-This starts no rank, and executes nothing in the run's folder.
-"""
+"""Judges a run that happened in another job.  This starts no rank, and executes nothing in the run's folder."""
 
 from __future__ import annotations
 
@@ -78,10 +75,7 @@ def _under_autocast(reference: str, autocast: str) -> str:
 
 
 def _reply_of(number: int, rank: CapturedRank, tensors: Mapping[str, Placed]) -> Reply:
-    """Makes a reply with these tensors, in the form of a reply from a rank that equivtest started.
-
-    The requires_grad flags of the reply show which outputs have no gradient.
-    """
+    """Makes a reply with these tensors.  Its requires_grad flags show which outputs have no gradient."""
     outputs = [name for name in tensors if split_micro_batch(name)[1].split(".")[0] == OUTPUT]
     flags = {name: rank.entry(name).requires_grad for name in outputs}
     touched = tuple(f"{name}: values have changed" for name in rank.manifest.touched)
@@ -115,12 +109,7 @@ def _require_same_model(run: CapturedRun, reference: str) -> None:
 
 
 def _way_out(captured: Collection[str], built: Collection[str]) -> str:
-    """Returns advice for a message: which submodule to capture.
-
-    The advice exists if the captured model only wraps the reference's model.
-
-    Otherwise the result is ''.
-    """
+    """Returns which submodule to capture, if the captured model only wraps the reference's model, or ''."""
     first = min(built)
     prefixes = {name.removesuffix(f".{first}") for name in captured if name.endswith(f".{first}")}
     wrapped = next((each for each in prefixes if {*captured} == {f"{each}.{name}" for name in built}), "")

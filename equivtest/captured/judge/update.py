@@ -17,11 +17,7 @@ from equivtest.programs.oracle.update import Held, expect_update
 
 
 def update_in(run: CapturedRun, reference: str) -> Evidence:
-    """Collects from a captured update the data that a verdict needs.
-
-    Raises:
-        Misuse: no optimizer's update can have written such files.
-    """
+    """Collects the evidence from a captured update.  Raises Misuse for files that no update can have written."""
     manifest = run.manifest
     case = UpdateCase(**fields_of(run, reference), optimizer=f"torch.optim:{manifest.optimizer}")
     replicated = Layout((Replicate(),) * len(manifest.mesh))

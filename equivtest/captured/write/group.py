@@ -1,4 +1,4 @@
-"""Exchanges values among all ranks of a captured job. Another program has started the job's processes."""
+"""Exchanges values among all ranks of a captured job, whose processes another program has started."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import distributed
 
 
 class Group:
-    """All ranks of the job. If there is no process group, the group has only this process."""
+    """All ranks of the job, or this process alone if there is no process group."""
 
     def __init__(self) -> None:
         self._is_alone = not (distributed.is_available() and distributed.is_initialized())
@@ -16,11 +16,11 @@ class Group:
         self.size = 1 if self._is_alone else distributed.get_world_size()
 
     def from_first(self, text: str) -> str:
-        """Returns, on every rank, the text that rank 0 passes. All ranks must call this method."""
+        """Returns, on every rank, the text that rank 0 passes.  All ranks must call this method."""
         return str(self.all_of(text)[0])
 
     def all_of(self, value: Any) -> list[Any]:
-        """Returns the values that the ranks pass to this method, in rank order. All ranks must call this method."""
+        """Returns the ranks' values in rank order.  All ranks must call this method."""
         values = [value] * self.size
         if not self._is_alone:
             distributed.all_gather_object(values, value)

@@ -16,10 +16,7 @@ from equivtest.captured.format.tensor_file import digest_of
 from equivtest.captured.write.group import Group
 
 PlacedBy = Callable[[nn.Module, str], "tuple[torch.Tensor, torch.Tensor] | None"]
-"""Function that returns this rank's shard of a parameter, and its elements' positions in the flattened parameter.
-
-Its arguments are the module and the parameter's name.
-"""
+"""Function (module, name of a parameter) -> (this rank's shard, its elements' positions in the flattened parameter)."""
 
 
 class Kept(NamedTuple):
@@ -35,14 +32,11 @@ class Kept(NamedTuple):
 
 @dataclass
 class Job:
-    """The job that is captured.
-
-    The `Keeper`s of all its modules share this object.
+    """The job that is captured.  The `Keeper`s of all its modules share this object.
 
     Attributes:
         module: The whole parallel module.
         run: Hexadecimal digits that identify the run.
-        axes: Names of the mesh's axes. `mesh_shape` has the number of ranks along each axis.
         placed, shapes: Arguments of `equivtest.capturing.capture`. `placed` returns the positions of the elements of
             plain parameters, and `shapes` has the shapes of the unsharded parameters.
         size_bytes: Size of all copies so far. After the limit is reached, this size still counts tensors that are no
@@ -74,15 +68,11 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def axes_of(mesh: DeviceMesh | None) -> tuple[str, ...]:
-    """Returns the names of a mesh's axes, or () if the axes have no names or there is no mesh."""
     return tuple(mesh.mesh_dim_names or ()) if mesh else ()
 
 
 def shape_of(mesh: DeviceMesh | None, world: Group) -> Shape:
-    """Returns the number of ranks along each axis of the mesh.
-
-    If there is no mesh, all ranks lie along one axis.
-    """
+    """Returns the number of ranks along each axis of the mesh.  Without a mesh, all ranks lie along one axis."""
     return tuple(mesh.shape) if mesh else (world.size,)
 
 

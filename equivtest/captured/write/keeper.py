@@ -82,7 +82,6 @@ class Keeper:
         self._hooks.enter_context(self._parts)
 
     def end(self) -> None:
-        """Removes the hooks from the module."""
         self._hooks.close()
 
     def finish(self) -> None:
@@ -203,17 +202,13 @@ class Keeper:
                 self._keep(what, buffer)
 
     def _keep_buffers_left(self, number: int) -> None:
-        """Copies the buffers that the forward of a micro-batch has changed."""
         for name, buffer in self._module.named_buffers():
             before = self._kept.get(at_micro_batch(number, f"before.{self._own_name(name)}"))
             if before is None or not same_bits(before.local, waited(local_of(buffer))):
                 self._keep(at_micro_batch(number, f"buffer.{self._own_name(name)}"), buffer)
 
     def _keep(self, name: str, tensor: torch.Tensor) -> None:
-        """Copies this rank's shard of a tensor under `name`.
-
-        Beyond the limit of bytes, the method copies nothing and only adds up the size.
-        """
+        """Copies this rank's shard of a tensor under `name`.  Beyond the limit of bytes, only the size is added up."""
         if name in self._kept:
             self._twice.append(name)
             return
@@ -231,30 +226,20 @@ class Keeper:
         self._kept[name] = kept._replace(local=waited(local) if fits else torch.empty(0, dtype=local.dtype))
 
     def _look_again(self, name: str, tensor: torch.Tensor) -> None:
-        """Compares an input of the module with its copy.
-
-        If the values have changed since the copy, the method records the input's name.
-        """
+        """Records the name of an input of the module whose values have changed since its copy."""
         fits = self._job.size_bytes <= self._job.limit_bytes
         if fits and not same_bits(self._kept[name].local, waited(local_of(tensor.detach()))):
             self._touched.append(name)
 
     def _keep_parameter(self, what: str, name: str) -> None:
-        """Copies this rank's shard of a parameter or of its gradient.
-
-        If `what` is 'param.', the method copies the parameter. Otherwise it copies the gradient, if the parameter has a
-        gradient.
-        """
+        """Copies this rank's shard of a parameter (`what` is 'param.') or of its gradient, if there is one."""
         tensor = self._shard_of(name)[0]
         kept = tensor if what == "param." else tensor.grad
         if kept is not None:
             self._keep_like(name, f"{what}{name}", kept)
 
     def _shard_of(self, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Returns this rank's shard of a parameter, and the positions of its elements in the flattened whole parameter.
-
-        The positions are None if the tensor's layout determines them.
-        """
+        """Returns this rank's shard of a parameter, and its elements' positions unless the layout determines them."""
         placed = self._job.placed
         shard = placed(self._job.module, self._prefix + name) if placed else None
         if shard is None and name not in self._parameters:
@@ -267,8 +252,7 @@ class Keeper:
     def _places_on_other_mesh(self, name: str) -> torch.Tensor | None:
         """Returns the positions of a DTensor's elements in the flattened whole tensor, or None.
 
-        The result has positions only if the DTensor's mesh has an axis that the job's mesh lacks, such as a flattened
-        axis.
+        Only a DTensor whose mesh has an axis that the job's mesh lacks, such as a flattened axis, needs positions.
         """
         tensor = self._parameters[name]
         if not isinstance(tensor, DTensor) or self._axes_of(tensor.device_mesh) is not None:
@@ -306,7 +290,7 @@ class Keeper:
     def _layout_of(self, name: str, tensor: torch.Tensor) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Returns a DTensor's placement on each axis of the job's mesh, and the order of the sharded axes.
 
-        An unknown placement is ''. For a plain tensor both tuples are ().
+        An unknown placement is ''.  For a plain tensor both tuples are ().
         """
         if not isinstance(tensor, DTensor):
             return (), ()
@@ -325,10 +309,7 @@ class Keeper:
         )
 
     def _axes_of(self, mesh: DeviceMesh) -> tuple[int, ...] | None:
-        """Returns the numbers of the job's mesh axes that `mesh` consists of.
-
-        If `mesh` has an axis that the job's mesh lacks, the result is None.
-        """
+        """Returns the numbers of `mesh`'s axes in the job's mesh, or None if the job's mesh lacks one of them."""
         if self._job.mesh is None:
             return (0,) if mesh.mesh.tolist() == list(range(self._job.world.size)) else None
         if mesh.ndim == self._job.mesh.ndim:

@@ -19,8 +19,6 @@ WAYS = ("foreach", "fused", "capturable", "differentiable")
 
 
 class UpdateKeeper(Keeper):
-    """Copies parameters, gradients and optimizer state when `step` begins, and parameters and state afterwards."""
-
     def __init__(self, job: Job, optimizer: torch.optim.Optimizer, folder: Path) -> None:
         super().__init__(job, "", job.module, folder, (), ())
         self._updates = optimizer
@@ -37,11 +35,7 @@ class UpdateKeeper(Keeper):
         self._hooks.callback(self._updates.register_step_pre_hook(self._before).remove)
 
     def finish(self) -> None:
-        """Copies the parameters and the optimizer's state after the update.
-
-        Raises:
-            Misuse: the step did not run exactly once.
-        """
+        """Copies parameters and optimizer state after the update.  Raises Misuse unless the step ran exactly once."""
         num = self._num_steps
         require(num == 1, f"optimizer.step was called {num} times within the block: capture_update needs 1 call")
         for name in self._shapes:
@@ -76,7 +70,6 @@ class UpdateKeeper(Keeper):
                 self._keep_like(name, what, value)
 
     def _groups(self) -> tuple[ParameterGroup, ...]:
-        """Returns the optimizer's groups: the unsharded names of their parameters, and their options."""
         parameters = [(name, id(self._shard_of(name)[0])) for name in self._shapes]
         known = {place for _, place in parameters}
         groups = []
@@ -93,11 +86,7 @@ class UpdateKeeper(Keeper):
 
 
 def _plain(name: str, value: Any) -> bool | int | float | tuple[float, ...] | None:
-    """Converts the value of an optimizer's option to plain data for the manifest.
-
-    Raises:
-        Misuse: a manifest cannot store the value.
-    """
+    """Converts the value of an optimizer's option to plain data.  Raises Misuse if a manifest cannot store it."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return float(value)
     if isinstance(value, tuple | list) and all(isinstance(each, int | float) for each in value):
