@@ -1,1 +1,1 @@
-"""Provides modules that all other packages may import, such as limits, names of functions, and writing of files."""
+"""Modules that all other packages may import, such as limits, names of functions, and writing of files."""

@@ -1,4 +1,4 @@
-"""Defines a collective as plain data. A rank has called the collective, or a library documents it."""
+"""Defines a collective as plain data, which a rank has called or a library documents."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 PHASES = ("forward", "backward")
-"""Phases of a step; 'forward' is everything outside a backward, including preparation of the module."""
+"""Phases of a step. 'forward' is everything outside a backward, including preparation of the module."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Collective:
             'barrier', ...
         size_bytes: Size of this rank's operand with its padding. For a barrier the size is 0. For a scatter the size is
             0 on all ranks except the source.
-        phase: The phase of the step in which the rank called the collective, one of PHASES.
+        phase: One of PHASES.
         group: The processes that take part: 'mesh' for all processes of the mesh, otherwise a list such as
             'processes 0, 1, 2'.
     """
@@ -35,9 +35,6 @@ class Collective:
 
 
 def describe(collectives: Iterable[Collective]) -> str:
-    """Lists the collectives as text and counts equal collectives: '2 x forward all_gather of 8 bytes'.
-
-    The result is 'none' if there are no collectives.
-    """
+    """Lists the collectives as text and counts equal collectives: '2 x forward all_gather of 8 bytes', or 'none'."""
     counts = Counter(map(str, collectives))
     return "; ".join(f"{count} x {text}" if count > 1 else text for text, count in counts.items()) or "none"

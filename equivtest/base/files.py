@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 PART = re.compile(r"\.equivtest-\d+\.part")
-"""Pattern of the name that a file has while it is written; such a file remains if the process is killed meanwhile."""
+"""Pattern of the name that a file has while it is written.  If the process is killed meanwhile, such a file remains."""
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -26,19 +26,16 @@ _rank: list[bool] = []
 
 
 def be_rank() -> None:
-    """Marks this process as a rank: a process that may import your files, and in which equivtest judges nothing."""
+    """Marks this process as a rank: it may import your files, and equivtest judges nothing in it."""
     _rank.append(True)
 
 
 def is_rank() -> bool:
-    """True if this process is a rank."""
     return bool(_rank)
 
 
 def name_of(function: object, what: str) -> str:
-    """Returns the name by which any process can import a function or class.
-
-    A string is returned unchanged, because it is already such a name.
+    """Returns the name by which any process can import a function or class.  A string already is such a name.
 
     Args:
         what: Purpose of the function, such as 'build', for the message.
@@ -97,10 +94,7 @@ def _is_typed_in(function: object) -> bool:
 
 
 def _home_of(module: ModuleType) -> str:
-    """Returns a module's file relative to the current folder, or the module's name if the file is elsewhere.
-
-    The result is '' if no other process can import the module.
-    """
+    """Returns a module's file relative to the current folder, or its name, or '' if no other process can import it."""
     file = getattr(module, "__file__", None)
     if not file:
         return "" if module.__name__ == "__main__" else module.__name__
@@ -123,7 +117,7 @@ def with_arguments(name: str, values: tuple[object, ...], named: Mapping[str, ob
     If the name already has arguments, the new arguments come after them.
 
     Raises:
-        Misuse: a value is not plain: see `plain`.
+        Misuse: a value is not plain.
     """
     texts = [plain(value, f"an argument of {what}") for value in values]
     texts += [f"{key}={plain(value, f'{key} of {what}')}" for key, value in named.items()]
@@ -155,9 +149,8 @@ def plain(value: object, what: str) -> str:
 
 
 def parts_of(name: str) -> tuple[str, str, tuple[object, ...], dict[str, object]]:
-    """Splits a name into its file or module, its attribute, its positional arguments and its keyword arguments.
-
-    If the name has no ':', the attribute is ''.
+    """Splits a name into its file or module, its attribute ('' without a ':'), its positional and its keyword
+    arguments.
 
     Raises:
         Misuse: the arguments are no plain values.
@@ -184,10 +177,7 @@ def _arguments(name: str, text: str) -> tuple[tuple[object, ...], dict[str, obje
 
 
 def with_given(function: object, values: tuple[object, ...], named: Mapping[str, object]) -> object:
-    """Returns `function` with these arguments bound by functools.partial.
-
-    If there are no arguments, the result is `function` itself.
-    """
+    """Binds the arguments by functools.partial.  Without arguments the result is `function` itself."""
     if not values and not named:
         return function
     return functools.partial(function, *values, **named) if callable(function) else function
@@ -198,11 +188,11 @@ def _attribute(owner: object, qualified: str) -> object:
 
 
 def load_file(path: str) -> ModuleType:
-    """Imports a file and returns its module. A file that was imported before is not executed again.
+    """Imports a file, unless it was imported before, and returns its module.
 
     The module gets the name that an import would give it, and a file in a package is imported as a part of the package.
-    Two files may have the same module name, for example two files `test_models.py`. Then the modules of both files stay
-    loaded.
+    Two files may have the same module name, for example two files `test_models.py`.  Then the modules of both files
+    stay loaded.
 
     Raises:
         Exception: whatever the file raises.
@@ -227,10 +217,7 @@ def _loaded_from(file: Path) -> ModuleType | None:
 
 
 def _root_of(file: Path) -> Path:
-    """Returns the nearest folder above `file` without an __init__.py.
-
-    An import of the file needs this folder on Python's path.
-    """
+    """Returns the nearest folder above `file` without an __init__.py, which an import needs on Python's path."""
     return next(folder for folder in file.parents if not (folder / "__init__.py").exists())
 
 
@@ -272,4 +259,3 @@ def _execute(file: Path) -> ModuleType:
 
 
 Named = Callable[..., object] | str
-"""A function that can be imported, or its name."""

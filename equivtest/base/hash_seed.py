@@ -9,9 +9,8 @@ import sys
 def fix_hash_seed() -> None:
     """Restarts this process with hash seed 0, unless PYTHONHASHSEED sets another seed.
 
-    If all processes have the same seed, sets of strings have the same order in the reference and in the ranks. An
-    interpreter draws its seed when it starts. Call this function before any slow import, because the new process
-    repeats all imports.
+    With equal seeds, sets of strings have the same order in the reference and in the ranks.  Call this function before
+    any slow import, because the new process repeats all imports.
     """
     if "PYTHONHASHSEED" not in os.environ:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})

@@ -15,11 +15,10 @@ from equivtest.base.functions import FILE, load_file, parts_of, with_given
 from equivtest.errors import Misuse
 
 MOST_NAMES = 8
-"""Largest number of a module's names that a message lists."""
 
 
 def load_named(name: str, what: str) -> object:
-    """Imports the object with the name 'package.module:NAME' or 'file.py:NAME'. See `equivtest.base.functions`.
+    """Imports the object with the name 'package.module:NAME' or 'file.py:NAME'.
 
     Args:
         what: Kind of object, for the message.
@@ -56,17 +55,11 @@ def load_named(name: str, what: str) -> object:
 
 
 def _is_within(name: str, module_name: str) -> bool:
-    """True if `name` is `module_name`, or a package that contains that module."""
     return f"{module_name}.".startswith(f"{name}.")
 
 
 def _near_modules(name: str) -> str:
-    """Returns text for a message about a missing module.
-
-    The text has the folders in which Python searched for the module, and a similar name.
-
-    The text is '' if the module's parent is no package.
-    """
+    """Returns where Python searched for a missing module, with a similar name, or '' if its parent is no package."""
     parent, _, last = name.rpartition(".")
     folders = list(getattr(sys.modules[parent], "__path__", [])) if parent else sys.path
     if parent and not folders:
@@ -78,10 +71,7 @@ def _near_modules(name: str) -> str:
 
 
 def _without(module: ModuleType, attribute: str) -> str:
-    """Returns text for a message about a module that lacks an attribute.
-
-    The text has the module's file, its public names, and another file with the same module name, if there is one.
-    """
+    """Returns a module's file and public names, and another file with the same module name."""
     name, file = module.__name__, module.__file__
     folders = list(getattr(module, "__path__", []))
     where = (
@@ -106,13 +96,9 @@ def _without(module: ModuleType, attribute: str) -> str:
 
 
 def _hidden_by(module: ModuleType) -> tuple[Path, Path] | None:
-    """Finds a module that `module` hides.
+    """Returns (folder, file) of a module with the same name that `module` hides, or None.
 
-    The hidden module has the same name, and is on Python's path or in the current folder.
-
-    Returns:
-        (folder, file) of the hidden module, where the folder is on Python's path and contains the file. If `module`
-            hides no other module, the result is None.
+    The folder is on Python's path or is the current folder, and contains the file.
     """
     parts = module.__name__.split(".")
     own = Path(module.__file__).resolve() if module.__file__ else None
@@ -124,15 +110,12 @@ def _hidden_by(module: ModuleType) -> tuple[Path, Path] | None:
 
 
 def _absolute(folder: str) -> str:
-    """Returns a folder of Python's path as an absolute path. The text '' means the current folder."""
+    """Returns a folder of Python's path as an absolute path.  The text '' means the current folder."""
     return str(Path(folder).absolute())
 
 
 def require_arguments(function: object, what: str, names: Sequence[str]) -> None:
-    """Raises Misuse unless `function` accepts as many arguments as there are `names`.
-
-    If Python cannot determine the signature of `function`, nothing is raised.
-    """
+    """Raises Misuse unless `function` accepts as many arguments as there are `names`, or Python cannot tell."""
     if not callable(function):
         raise Misuse(f"{what} is not a function: {function!r}")
     try:
@@ -146,18 +129,11 @@ def require_arguments(function: object, what: str, names: Sequence[str]) -> None
 
 
 def suggestion(wanted: str, known: Sequence[str]) -> str:
-    """Returns advice for a message.
-
-    The advice names the known name that is similar to `wanted`. If no known name is similar, the advice lists all known
-    names.
-    """
+    """Returns advice with the known name that is similar to `wanted`, or with all known names."""
     close = closest(wanted, known)
     return f"did you mean {close!r}?" if close else f"use one of {', '.join(known)}"
 
 
 def closest(wanted: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
-    """Returns the known name that is most similar to `wanted` by difflib's ratio.
-
-    If no known name has a ratio of at least `likeness`, the result is ''.
-    """
+    """Returns the known name that is most similar to `wanted` by difflib's ratio, or ''."""
     return next(iter(difflib.get_close_matches(wanted, list(known), n=1, cutoff=likeness)), "")

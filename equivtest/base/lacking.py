@@ -25,8 +25,10 @@ PROBED = (
     "send_and_receive",
     "barrier",
 )
-"""Functions of torch.distributed that are probed, by the names of torch 2.12. Subjects, DTensor, DDP, FSDP2 and
-DeepSpeed call the first nine."""
+"""Functions of torch.distributed that are probed, by the names of torch 2.12.
+
+Subjects, DTensor, DDP, FSDP2 and DeepSpeed call the first nine.
+"""
 
 FUNCTIONS = (
     *PROBED,
@@ -55,16 +57,16 @@ FUNCTIONS = (
 
 REDUCING = tuple(name for name in FUNCTIONS if name.endswith(("reduce", "reduce_scatter", "reduce_scatter_tensor")))
 REDUCTIONS = ("sum", "max", "min", "avg", "product", "premul", "band", "bor", "bxor")
-"""Names of reductions; with '_' they follow the name of a function of REDUCING, as in 'all_reduce_avg'."""
+"""Names of reductions.  After '_' they end the name of a function in REDUCING, as in 'all_reduce_avg'."""
 
 OF_ONE_BACKEND = ("monitored_barrier", "tagged_send_and_receive", *(f"{name}_premul" for name in REDUCING))
-"""Functions that torch documents for only one backend, gloo or NCCL, or not for NCCL: their refusal fails no run.
+"""Functions that torch documents for only one backend, gloo or NCCL, or not for NCCL. Their refusal fails no run.
 
 Source: the docstrings of monitored_barrier, of ReduceOp and of isend in torch.distributed (2.13.0).
 """
 
 TORCHS_OWN = ("gloo", "nccl")
-"""Backends that come with torch, so that a refusal is a gap of the installed release."""
+"""Backends that come with torch.  If one of them refuses a call, the installed release of torch lacks the call."""
 
 ALL = "all"
 RELEASE = "release"
@@ -95,8 +97,6 @@ def parse_allowed(names: Iterable[str]) -> frozenset[str]:
 def is_allowed(lacking: Collection[str], allowed: Collection[str]) -> bool:
     """True if a run allows everything that the backend lacked for one verdict.
 
-    Functions that torch documents for one backend only (OF_ONE_BACKEND), such as monitored_barrier, are always allowed.
-
     Args:
         lacking: 'dtype:function' of each refused collective, or 'dtype:function_reduction' if the backend refused only
             that reduction. The collection is empty if this release of torch, and not the backend, lacks something.
@@ -115,9 +115,8 @@ def is_allowed(lacking: Collection[str], allowed: Collection[str]) -> bool:
 def excused_by(allowed: frozenset[str], backend: str) -> frozenset[str]:
     """Returns the names of everything that the backend may lack.
 
-    These are the names in `allowed`. The name 'all' is added if `allowed` contains 'release', and `backend` is gloo or
-    NCCL of an older release of torch. gloo's all_to_all, for example, came after torch 2.8.0 (pull request 165435 of
-    pytorch, of 2026).
+    'all' is added to `allowed` if `allowed` contains 'release', and `backend` is gloo or NCCL of an older release of
+    torch. gloo's all_to_all, for example, came after torch 2.8.0 (pull request 165435 of pytorch, of 2026).
     """
     if RELEASE in allowed and backend in TORCHS_OWN and is_older(metadata.version("torch")):
         return allowed | {ALL}
@@ -125,10 +124,7 @@ def excused_by(allowed: frozenset[str], backend: str) -> frozenset[str]:
 
 
 def function_of(name: str) -> str:
-    """Returns a collective's name without its reduction: 'all_reduce' for 'all_reduce_avg'.
-
-    A dtype before the name stays: 'float32:all_reduce_avg' becomes 'float32:all_reduce'.
-    """
+    """Returns a collective's name without its reduction: 'float32:all_reduce' for 'float32:all_reduce_avg'."""
     function, _, reduction = name.rpartition("_")
     is_of_one = reduction in REDUCTIONS and function.rpartition(":")[2] in REDUCING
     return function if is_of_one else name

@@ -94,9 +94,8 @@ OTHER_BYTES = 2**16  # of such a file; a log of DebugMode has an operator in its
 def in_proportion(short_s: float, limit_s: float) -> float:
     """Returns a shortened time limit, in seconds, for cases whose own limit is `limit_s`.
 
-    `short_s` is the shortened limit for cases whose own limit is CASE_S. If `limit_s` is three times CASE_S, the result
-    is three times `short_s`. If `limit_s` is at most CASE_S, the result is `short_s`. The result never exceeds
-    `limit_s`.
+    `short_s` is the shortened limit for cases whose own limit is CASE_S. It grows in proportion for cases with a longer
+    limit, but never beyond `limit_s`.
     """
     return min(limit_s, short_s * max(1.0, limit_s / CASE_S))
 
@@ -105,6 +104,6 @@ def on_many_ranks(limit_s: float, world_size: int) -> float:
     """Returns a time limit, in seconds, that grows in proportion to the ranks beyond MANY_RANKS.
 
     Gloo's reduce_scatter of a list makes one reduction per rank, and each reduction sends messages between all ranks.
-    Its probe takes 26 s of processor time on 64 ranks (torch 2.13.0).
+    The probe of this collective takes 26 s of processor time on 64 ranks (torch 2.13.0).
     """
     return limit_s * max(1.0, world_size / MANY_RANKS)

@@ -13,16 +13,15 @@ ANY = "any"  # shard kind of every case of a property of refusals
 PER_CELL = 20
 """Number of conclusive verdicts that a conformance run needs on each claim in each cell."""
 MAX_INCONCLUSIVE = 0.05
-"""Largest fraction of a cell's verdicts that may be inconclusive; above it, a conformance run draws more cases."""
+"""Largest fraction of a cell's verdicts that may be inconclusive.  Above it, a conformance run draws more cases."""
 
 
 @dataclass(frozen=True)
 class Profile:
     """The number of cases that a run has for each property, and other settings of a run.
 
-    The numbers are for a property of weight 1. A property of weight 3 has three times as many cases.
-
-    The weights of all shipped properties add up to 107, with DeepSpeed's properties to 123.
+    The numbers are for a property of weight 1.  A property of weight 3 has three times as many cases.  The weights of
+    all shipped properties add up to 107, with DeepSpeed's properties to 123.
 
     Attributes:
         single: Number of cases on one rank. The number is small, because one rank shards nothing.
@@ -37,15 +36,12 @@ class Profile:
             draws from tables. Then `single` and `several` are unused. If 0, cases are random.
         mixes_worlds: True if the world size is one of the axes that are combined. If False, the cases of each world
             size have all combinations.
-        examples: Number of a property's examples that run on each world size, beginning with the first example. If
-            None, all examples run.
-        per_cell: Number of conclusive verdicts needed on each claim in every cell. A run adds cases until each cell has
-            this number.
+        examples: Number of a property's first examples that run on each world size. If None, all examples run.
+        per_cell: Number of conclusive verdicts that each claim needs in every cell. A run adds cases until then.
         audits_alone: True if a run consists of audits alone, and audits each property completely.
         is_first_look: True if the profile has so few cases that claims may hold in this profile and fail in other
             profiles. The summary then says so.
-        minutes: Measured duration of all shipped properties on two cores with no other work. It is 0 if nobody measured
-            it.
+        minutes: Measured duration of all shipped properties on two cores with no other work, or 0 if unknown.
     """
 
     single: int
@@ -69,9 +65,7 @@ class Profile:
 
 
 AUDIT_PROFILE = "audit"
-"""Profile of `equivtest audit`."""
 AUDIT_LABEL = "audit"
-"""Text in brackets in the node id of a property's audit."""
 
 PROFILES: dict[str, Profile] = {
     "smoke": Profile(single=1, several=1, strength=1, examples=4, is_first_look=True),
@@ -110,21 +104,19 @@ class Part:
 
     @property
     def cost(self) -> int:
-        """Approximate duration of the search, without a unit. It grows with the number of cases and of ranks."""
+        """Approximate duration of the search, without a unit."""
         return self.num_cases * (1 + self.world_size)
 
     @property
     def label(self) -> str:
-        """Text that stands in brackets in the search's node id of pytest."""
+        """Text in brackets in the search's node id."""
         return f"w{self.world_size}-{'calls-' * bool(self.depth)}{self.index}"
 
 
 def plan(
     profile: Profile, world_sizes: Iterable[int], weight: int = 1, *, has_tables: bool = False
 ) -> tuple[Part, ...]:
-    """Divides the cases of one property into searches, fewest ranks first.
-
-    The numbers of cases of two searches of one world size differ by at most one.
+    """Divides the cases of one property into searches of about equal size, fewest ranks first.
 
     Args:
         has_tables: True if a covering array can choose the cases. Then each world size has one search.
@@ -147,17 +139,14 @@ def plan(
 
 
 def plan_enumeration(profile: Profile, world_sizes: Iterable[int], num_parts: int) -> tuple[Part, ...]:
-    """Returns the plans of the searches of a property's enumeration: `num_parts` for each world size.
-
-    The result is empty for the profiles smoke and soak.
-    """
+    """Returns the plans of the searches of a property's enumeration, or () for the profiles smoke and soak."""
     depth = 0 if profile.is_first_look or not profile.strength else 1 if profile.mixes_worlds else 2
     parts = range(num_parts if depth else 0)
     return tuple(Part(size, index, CALLS_PER_PART, depth=depth) for size in world_sizes for index in parts)
 
 
 CALLS_PER_PART = 300
-"""Approximate number of cases in one search of an enumeration; only the search's cost depends on it."""
+"""Approximate number of cases in one search of an enumeration.  Only the search's cost depends on it."""
 
 
 def wanted_kinds(

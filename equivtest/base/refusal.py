@@ -8,13 +8,15 @@ CONTRACTS = "2.13"
 """The release of torch whose documentation the claims follow."""
 
 MISSING = "does not have a sharding strategy registered"
-"""Text with which DTensor refuses an operator: ShardingPropagator in torch/distributed/tensor/_sharding_prop.py
-(2.8.0)."""
+"""Text with which DTensor refuses an operator.
+
+Source: ShardingPropagator in torch/distributed/tensor/_sharding_prop.py (2.8.0).
+"""
 
 NEVER = (
     AttributeError, KeyError, IndexError, NameError, AssertionError, ArithmeticError, OSError, ImportError, MemoryError,
 )  # fmt: skip
-"""Exceptions that are never a refusal, whatever their text: a driver may say 'Operation not supported'."""
+"""Exceptions that are never a refusal, whatever their text, such as a driver's OSError 'Operation not supported'."""
 
 TYPE_ERRORS = (
     "input tensor data type is not supported for nccl process group",
@@ -22,8 +24,8 @@ TYPE_ERRORS = (
 )
 """Texts, in lower case, of the only TypeErrors that are refusals.
 
-Source: getNcclDataType in c10d/ProcessGroupNCCL.cpp (torch 2.13.0), and its like in torch-xpu-ops.  Python's own
-TypeErrors have similar texts: 'unsupported operand type(s)'.
+Source: getNcclDataType in c10d/ProcessGroupNCCL.cpp (torch 2.13.0), and the function of torch-xpu-ops with the same
+purpose.  Python's own TypeErrors have similar texts: 'unsupported operand type(s)'.
 """
 
 WORDS = (
@@ -45,7 +47,7 @@ WORDS = (
     ("not supported", "other backends"),
     ("not implemented", "other backends"),
 )
-"""(text in a refusal in lower case, its source): files of torch/csrc/distributed/c10d, torch 2.13.0, or others."""
+"""(text in a refusal in lower case, its source).  Files are from torch/csrc/distributed/c10d of torch 2.13.0."""
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -63,22 +65,20 @@ def is_refusal(error: BaseException) -> bool:
 def is_missing(error: BaseException, release: str) -> bool:
     """True if `error` says that torch lacks something, and `release` is older than CONTRACTS.
 
-    CONTRACTS is a release of torch. If that release or a later one raises the same text, the exception is a failure,
-    since DTensor must not lose an operator.
+    In CONTRACTS and later releases the same text is a failure, because DTensor must not lose an operator.
     """
     return isinstance(error, NotImplementedError) and MISSING in str(error) and is_older(release)
 
 
 def is_older(release: str) -> bool:
-    """True if a release of torch came before the release CONTRACTS."""
     return Version(release) < Version(CONTRACTS)
 
 
 def in_short(error: BaseException) -> str:
     """Returns the class of an error and the first line of its text: 'RuntimeError: Invalid scalar type'.
 
-    If torch.distributed raised the error for NCCL, the cause is only in the last line, so that line follows the first
-    (NCCLUtils.hpp, C10D_NCCL_CHECK, 2.11.0).
+    If torch.distributed raised the error for NCCL, the cause is only in the last line.  That line then follows the
+    first line (NCCLUtils.hpp, C10D_NCCL_CHECK, 2.11.0).
     """
     lines = str(error).strip().splitlines()
     if lines and lines[0].startswith("NCCL error in: "):

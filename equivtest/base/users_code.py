@@ -12,7 +12,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-"""Folders of Python and of installed packages. The prefixes of Python and of an environment can hold your code too."""
+"""Folders of Python and of installed packages.  The prefix of Python or of an environment may contain your code."""
 SITES = ("site-packages", "dist-packages")
 """Names of folders with installed packages, such as in a user's home or in the Python below an environment."""
 
@@ -20,11 +20,10 @@ _FRAME = re.compile(r'  File "(.+)", line (\d+), in (\S+)')
 
 
 _others: set[object] = set()
-"""Values of `__file__` that `imported_files` has found not to be the user's: thousands, in each of many calls."""
+"""Values of `__file__` that are not the user's.  They are kept, because each call would check thousands of them."""
 
 
 def imported_files() -> tuple[str, ...]:
-    """Returns the paths of your own files that this process has imported."""
     found = {getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())}
     users = sorted(file for file in found - _others if isinstance(file, str) and is_users(file))
     _others.update(found.difference(users))
