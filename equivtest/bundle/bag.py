@@ -24,10 +24,10 @@ INFO, MANIFEST, TAGS = "bag-info.txt", "manifest-sha256.txt", "tagmanifest-sha25
 PAYLOAD = "data/"
 
 MOST_BYTES = 512 << 20
-"""Largest size of all files of a bundle together, uncompressed; a conformance run has about a tenth of it."""
+"""Largest size of all files of a bundle together, uncompressed.  A conformance run has about a tenth of it."""
 MOST_FILES = 10_000
 DATE = (1980, 1, 1, 0, 0, 0)
-"""Date of each entry of the zip file, always the same, so that equal files make equal bundles."""
+"""Date of each entry of the zip file.  It is always the same, so that equal files make equal bundles."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\s]+)")
@@ -55,11 +55,7 @@ class Bag:
 
 
 def write_bag(path: Path, payload: Mapping[str, bytes], info: Mapping[str, str]) -> str:
-    """Writes the files `payload` as a bag into a zip file, and returns the bag's digest.
-
-    Raises:
-        BrokenSetup: the file cannot be written.
-    """
+    """Writes `payload` as a bag into a zip file, and returns its digest.  Raises BrokenSetup if that fails."""
     size = sum(map(len, payload.values()))
     listed = {f"{PAYLOAD}{name}": data for name, data in sorted(payload.items())}
     tags = {
@@ -80,11 +76,7 @@ def write_bag(path: Path, payload: Mapping[str, bytes], info: Mapping[str, str])
 
 
 def read_bag(path: Path) -> Bag:
-    """Reads every file of a bag and compares it with its checksum.
-
-    Raises:
-        Misuse: the file is missing, is no bag, or is larger than a bundle can be.
-    """
+    """Reads all files of a bag, with their checksums.  Raises Misuse if it is missing, is no bag, or is too large."""
     try:
         with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
             return _checked(_files_of(archive))
@@ -126,7 +118,7 @@ def _check_entry(entry: zipfile.ZipInfo) -> None:
 
 
 def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, left: int) -> bytes | str:
-    """Returns the bytes of a file, or the reason, as a string, why it cannot be read.
+    """Returns the bytes of a file, or the reason, as a string, why the file cannot be read.
 
     The size in the zip file's directory may be wrong, so the bytes themselves are counted.
 
@@ -164,7 +156,6 @@ def _differences(manifest: bytes | None, named: str, files: Mapping[str, bytes],
     """Returns one line for each file that is missing, added, or differs from its checksum in a manifest.
 
     Args:
-        manifest: Content of the manifest. If the bag has no manifest, this is None and the result is [].
         named: Name of the manifest, for the lines.
         unread: Files of the bag that could not be read. These files do not count as missing.
     """

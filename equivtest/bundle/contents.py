@@ -1,6 +1,6 @@
 """Defines the files of a bundle as structs, and the one form in which each struct is written.
 
-To check a file, a reader converts its content back to that form. A difference shows that equivtest did not write the
+To check a file, a reader converts its content back to that form.  A difference shows that equivtest did not write the
 file.
 """
 
@@ -19,7 +19,7 @@ from equivtest.report.handover import Audited, Failure, KnownState, Record
 from equivtest.report.tally import Tally
 
 SCHEMA = 1
-"""Version of a bundle's files; raise it when a reader of the old form would misread the new one."""
+"""Version of a bundle's files.  Raise it if a reader of the old form would misread the new one."""
 
 ENVIRONMENT, RESULTS, LISTS, MANIFEST = "environment.json", "results.json", "known_failures.json", "manifest.json"
 SEARCHES = "searches"
@@ -29,9 +29,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts in environment.json that decide which cases a run has.
-
-    The file also has facts that only people read.
+    """The facts in environment.json that decide which cases a run has.  The file also has facts that only people read.
 
     Attributes:
         suite_digest: SHA-256 over the files of equivtest that made the bundle.
@@ -79,7 +77,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def own_lists(self) -> tuple[str, ...]:
-        """File names of your lists of known failures, without the shipped list."""
+        """File names of your lists of known failures."""
         return tuple(name for name in self.known_failures.split(", ") if name not in ("shipped", "none"))
 
     @property
@@ -88,16 +86,13 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PropertyResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one property.
-
-    All fields except the failures' texts follow from the verdicts and the audit.
+    """The result of one property.  All fields except the failures' texts follow from the verdicts and the audit.
 
     Attributes:
         outcomes: Claim -> passed, failed, skipped (open) or xfailed (a known failure).
         counts: Claim -> kind of verdict -> number.
         searches: Label of a search -> number of records.
-        covered: Four numbers of combinations: those that were judged, that are known to fail, that are open, and that
-            no case can have.
+        covered: Numbers of judged, known, open and infeasible combinations.
         holes: Required cells without a conclusion.
         failures: The smallest failing cases that were found.
     """
@@ -114,7 +109,7 @@ class PropertyResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of results.json: the result of a run.
+    """The content of results.json.
 
     Attributes:
         troubles: Reasons, other than failing claims, why the run is red.
@@ -127,10 +122,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnownList(msgspec.Struct, frozen=True):
-    """A list of known failures that you passed.
-
-    The struct has the name of the list's file, and the entries as they were read.
-    """
+    """A list of known failures that you passed, with the name of its file."""
 
     name: str
     entries: list[dict[str, Any]]
@@ -139,7 +131,6 @@ class KnownList(msgspec.Struct, frozen=True):
 def result_of(
     tally: Tally, num_records: Mapping[str, int], audit: Audited | None, holes: Iterable[str]
 ) -> PropertyResult:
-    """Returns a property's entry for results.json, made from the property's counts."""
     sizes = [len(part) for part in (tally.covered.judged, tally.covered.known, tally.covered.open)]
     failures = (msgspec.structs.replace(failure, replay="") for failure in tally.failures)
     return PropertyResult(
@@ -169,11 +160,7 @@ def write_json(value: object) -> bytes:
 
 
 def read_records(data: bytes) -> list[Record]:
-    """Reads the records from the content of a search's file.
-
-    Raises:
-        ValueError: a line is no record, or `write_records` would write the record in another form.
-    """
+    """Reads a search's records.  Raises ValueError unless `write_records` would write the same lines."""
     records = [msgspec.json.decode(line, type=Record) for line in data.splitlines()]
     if write_records(records) != data:
         raise ValueError("its lines do not have the form that equivtest writes")
@@ -181,11 +168,7 @@ def read_records(data: bytes) -> list[Record]:
 
 
 def read_json(data: bytes, kind: type[T]) -> T:
-    """Reads a struct of type `kind` from the content of a JSON file.
-
-    Raises:
-        ValueError: the content has another form than `write_json` gives to a struct.
-    """
+    """Reads a struct from a JSON file.  Raises ValueError unless `write_json` would write the same file."""
     value = msgspec.json.decode(data, type=kind)
     if write_json(value) != data:
         raise ValueError("it does not have the form that equivtest writes")
@@ -194,10 +177,7 @@ def read_json(data: bytes, kind: type[T]) -> T:
 
 @cache
 def suite_digest() -> str:
-    """Returns a SHA-256 over every file of equivtest and of the shipped properties.
-
-    A checkout and the wheel that is built from it have the same digest.
-    """
+    """Returns a SHA-256 over all files of equivtest and its properties, equal for a checkout and its wheel."""
     digest = hashlib.sha256()
     for name, path in sorted(_suite_files()):
         digest.update(f"{name}\n".encode() + hashlib.sha256(path.read_bytes()).digest())

@@ -1,6 +1,6 @@
 """Repeats a search of a run without ranks, to find the cases that the search must have had, and their results.
 
-The search itself chooses the cases: first the covering array, then further cases to fill cells. Only the recorded
+The search itself chooses the cases: first the covering array, then further cases to fill cells.  Only the recorded
 verdicts decide which cells need more cases, so the repeated search has the same cases as the run.
 """
 
@@ -35,8 +35,7 @@ class Derived(Searching):
 
     Attributes:
         recorded: Case as JSON -> its records, for the cases that the search has not asked for yet.
-        torchs: Reasons for which a run may call a failure known although no list has an entry for it. See
-            `torchs_reasons`.
+        torchs: Result of `torchs_reasons`.
         problems: One line for each difference between the records and the search.
     """
 
@@ -45,7 +44,6 @@ class Derived(Searching):
     problems: list[str] = field(default_factory=list)
 
     def judge_cases(self, cases: Sequence[Case]) -> None:
-        """Takes the records of the cases instead of running the cases. See `Searching.judge_cases`."""
         barred = {case: entry for case in cases if (entry := self.known.forbids_run(self.prop.subject, case))}
         self.states |= dict.fromkeys(barred, "known")
         for case, entry in barred.items():
@@ -145,18 +143,15 @@ ENDED_KINDS = frozenset({*WHOLE_RUN, *UNABLE})
 def torchs_reasons(environment: Environment) -> frozenset[str]:
     """Returns the reasons for which a run may call a failure known without an entry in a list of known failures.
 
-    Each reason says that the case fails on gloo and the CPU too, so that torch is to blame and not the backend. The set
-    is empty if the run itself was on gloo and the CPU.
+    Each reason says that the case fails on gloo and the CPU too, so that torch is to blame and not the backend.  A run
+    on gloo and the CPU has no such reason.
     """
     is_reference = (environment.backend, environment.device) == ("gloo", "cpu")
     return frozenset() if is_reference else frozenset(f"{TORCHS} ({kind})" for kind in FAILING)
 
 
 def always_judges(claim: Claim) -> bool:
-    """True if the claim has a verdict on every draw to which it applies.
-
-    The claim's `judge` function shows this by its return annotation, which is `Judgement` without None.
-    """
+    """True if the claim has a verdict on every draw to which it applies: its `judge` never returns None."""
     return str(claim.judge.__annotations__["return"]) == "Judgement"
 
 
@@ -168,15 +163,14 @@ def derive(
     pool: Any = None,
     torchs: frozenset[str] = frozenset(),
 ) -> tuple[list[Record], Coverage | None, dict[str, str], list[str]]:
-    """Repeats a search without ranks. The verdicts come from `records` instead of from ranks.
+    """Repeats a search with the verdicts from `records` instead of from ranks.
 
     Returns:
         Four values: the records of the cases that the search chooses; the coverage of the search; each dtype that the
             search leaves out -> the reason; and one line for each difference between the records and a search.
 
     Args:
-        torchs: Reasons for which a run may call a failure known although no list has an entry for it. See
-            `torchs_reasons`.
+        torchs: Result of `torchs_reasons`.
         pool: Pool of ranks. Some properties run ranks before their cases are drawn (`Property.resolve`). For all other
             properties the pool may be None.
     """
@@ -193,7 +187,6 @@ def derive(
 
 
 def key_of(data: object) -> Key:
-    """Returns the JSON data of a case as sorted JSON text."""
     return msgspec.json.encode(data, order="sorted")
 
 

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 NAME = "equivtest.toml"
 SUBJECT = "collectives"
-"""Name of the subject that calls each collective alone."""
+"""Subject that calls each collective alone."""
 MOST_BYTES = 1 << 20
 
 
 class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"imports": "import"}):
-    """The table [backend] of a manifest. `equivtest.ranks.backend.Backend` describes the fields."""
+    """The table [backend] of a manifest.  `equivtest.ranks.backend.Backend` describes the fields."""
 
     name: str
     device: str = "cpu"
@@ -62,10 +62,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def unclaimed(self) -> tuple[str, ...]:
-        """Returns a name, in the form of --allow-unsupported, for everything that the manifest does not claim.
-
-        The backend may refuse the dtypes and collectives that these names stand for.
-        """
+        """Returns what the manifest does not claim, as names of --allow-unsupported."""
         claimed = self.claims
         functions = [name for name in FUNCTIONS if name not in claimed.collectives]
         reductions = [name for name in REDUCTIONS if name not in claimed.reductions]
@@ -73,7 +70,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(f"{dtype}:{name}" for dtype in claimed.dtypes for name in (*functions, *reduced))
 
     def as_options(self, path: str) -> dict[str, Any]:
-        """Returns the command-line options (name -> value) that this manifest stands for. `path` is its file."""
+        """Returns the command-line options (name -> value) for which this manifest, the file `path`, stands."""
         backend, claims = self.backend, self.claims
         return {
             "backend": backend.name,
@@ -88,11 +85,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         }
 
     def merged(self, given: Mapping[str, Any], path: str) -> dict[str, Any]:
-        """Adds the options of this manifest to `given`, the options of a run, and returns all options.
-
-        Raises:
-            Misuse: an option is both in the manifest and in `given`.
-        """
+        """Adds the options of this manifest to the options `given` to a run.  Raises Misuse if an option is in both."""
         own = {name: value for name, value in self.as_options(path).items() if value not in (None, [], "")}
         own |= {name: "auto" for name in ("start",) if own[name] == "auto" and name in given}
         if twice := sorted(own.keys() & given.keys() - {"start"}):
@@ -102,11 +95,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Reads a manifest.
-
-    Raises:
-        Misuse: the manifest cannot be read, or has a mistake.
-    """
+    """Reads a manifest.  Raises Misuse if it cannot be read or has a mistake."""
     try:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -118,11 +107,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def parse(data: Mapping[str, Any]) -> Manifest:
-    """Checks the data of a manifest's file and returns the manifest.
-
-    Raises:
-        Misuse: a value is not allowed.
-    """
+    """Checks the data of a manifest's file.  Raises Misuse if a value is not allowed."""
     try:
         manifest = msgspec.convert(data, Manifest)
     except msgspec.ValidationError as error:
@@ -203,11 +188,7 @@ def measured(pool: Pool) -> tuple[Claims, list[str]]:
 
 
 def write_text(backend: Backend, claims: Claims, notes: Iterable[str] = ()) -> str:
-    """Returns the text of a manifest for the vendor to correct and hand in.
-
-    Args:
-        notes: Lines about the measurement.
-    """
+    """Returns the text of a manifest for the vendor to correct and hand in."""
     lines = ["# What this backend claims. Read and correct it: a run with --manifest compares it with its verdicts."]
     lines += [f"# {note}" for note in notes]
     lines += [
@@ -240,8 +221,5 @@ def write_text(backend: Backend, claims: Claims, notes: Iterable[str] = ()) -> s
 
 
 def _toml(value: str | tuple[object, ...]) -> str:
-    """Returns a text, or a list of texts or numbers, as TOML.
-
-    For such values TOML and JSON are the same.
-    """
+    """Returns a text, or a list of texts or numbers, as TOML, which for such values is the same as JSON."""
     return msgspec.json.encode(value).decode().replace(",", ", ")

@@ -1,6 +1,6 @@
 """Runs some cases of a bundle again and compares the verdicts, so that invented verdicts are found.
 
-The bundle's digest and a seed choose the cases. The maker of the bundle could not know the seed.
+The bundle's digest and a seed choose the cases.  The maker of the bundle could not know the seed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Recorded = tuple[Property, Chunk, list[Record]]
 def rerun_cases(
     found: Verified, pool: Pool, number: int, cpu: str, seed: str = "", gloo: Callable[[], Pool] | None = None
 ) -> Iterator[tuple[str, bool]]:
-    """Runs cases of a bundle again. Yields (line, True if the line names a difference).
+    """Runs cases of a bundle again.  Yields (line, True if the line names a difference).
 
     Args:
         number: Number of cases to run. If the bundle has fewer cases, all of them run.
@@ -68,10 +68,7 @@ def rerun_cases(
 
 
 def chosen_cases(found: Verified, number: int, seed: str) -> list[Recorded]:
-    """Returns `number` cases of the bundle. The bundle's digest and `seed` determine the choice.
-
-    Cases that a known failure forbids to run are never chosen.
-    """
+    """Returns `number` cases, chosen by the bundle's digest and `seed` among all cases that may run."""
     cases = [each for search in found.searches for each in _cases_of(*search) if not _is_barred(each, found.known)]
     return random.Random(f"{found.digest} {seed}").sample(cases, min(number, len(cases)))
 

@@ -1,6 +1,6 @@
 """Checks that a bundle is complete and unaltered, that this suite made the bundle, and that results fit verdicts.
 
-Only JSON is read. No module is imported and no code runs because a bundle names it.
+Only JSON is read.  No module is imported and no code runs because a bundle names it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from equivtest.verdicts.verdict import FAILING
 T = TypeVar("T")
 
 MOST_NAMED = 5
-"""Number of problems of one file that are printed; further ones are counted."""
+"""Number of problems of one file that are printed.  Further problems are counted."""
 
 
 @dataclass
@@ -59,11 +59,9 @@ class Verified:
     """The result of checking a bundle.
 
     Attributes:
-        digest: Digest of the bundle.
         problems: One line for each problem. Empty if the bundle is complete, unaltered and green.
         notes: One line for each check that was made or left out.
         levels: Result on each level of conformance. Empty unless the run has the profile `conformance`.
-        searches: (property, chunk, records) of each search.
     """
 
     digest: str
@@ -144,10 +142,7 @@ class _Check:
         self.found.problems.append(f"{word}: {text}")
 
     def _read(self, name: str, kind: type[T]) -> T | None:
-        """Reads a JSON file of the bundle.
-
-        If the file is missing or has another form, the method returns None and notes a problem.
-        """
+        """Reads a JSON file of the bundle, or notes a problem and returns None."""
         if name not in self.bag.payload:
             self._say("altered", f"data/{name} is missing")
             return None
@@ -158,10 +153,7 @@ class _Check:
             return None
 
     def _check_environment(self, environment: Environment, lists: Sequence[KnownList]) -> bool:
-        """Notes a problem for each invalid setting of the run.
-
-        The result is False if no cases can be derived from the settings.
-        """
+        """Notes each invalid setting of the run.  Returns False if no cases can be derived from the settings."""
         is_planned = environment.profile in PROFILES and environment.plan.strength > 0
         if not is_planned or environment.seeds != "gate":
             self._say(
@@ -199,7 +191,6 @@ class _Check:
         return True
 
     def _check_manifest(self, environment: Environment) -> None:
-        """Notes a problem for each setting of the run that differs from the bundled manifest."""
         if not environment.manifest and contents.MANIFEST not in self.bag.payload:
             return
         data = self._read(contents.MANIFEST, dict)
@@ -226,10 +217,7 @@ class _Check:
                 self._say("altered", f"data/{contents.MANIFEST}: {text}")
 
     def _known(self, environment: Environment, lists: Sequence[KnownList]) -> KnownFailures:
-        """Returns the known failures that were valid when the run began.
-
-        The method adds a note for each known failure that has expired since then.
-        """
+        """Returns the known failures that were valid when the run began, and notes each that has expired since then."""
         entries = read_entries(SHIPPED) if environment.uses_shipped_list else []
         for each in lists:
             numbers = Counter(entry.subject for entry in entries)
@@ -432,10 +420,7 @@ class _Check:
 
 
 def _require_suite(environment: Environment, results: Results) -> None:
-    """Raises Misuse unless this suite and this release of torch made the bundle.
-
-    Another suite or release would draw other cases.
-    """
+    """Raises Misuse if another suite or release of torch, which would draw other cases, made the bundle."""
     if results.schema != contents.SCHEMA:
         raise Misuse(
             f"the bundle has schema {results.schema}, but this equivtest reads {contents.SCHEMA}: verify it with the "
@@ -466,11 +451,6 @@ def require_case(record: Record) -> None:
 
 
 def day_of(started: str) -> datetime.date:
-    """Returns the day on which a run began.
-
-    Raises:
-        ValueError: there is no such day.
-    """
     return datetime.date.fromisoformat(started[:10])
 
 

@@ -17,11 +17,7 @@ from equivtest.report.tally import Tally
 
 
 def write_bundle(path: Path, environment: Mapping[str, Any], payload: Mapping[str, bytes]) -> str:
-    """Writes the bundle's file and returns its digest.
-
-    Raises:
-        BrokenSetup: the file cannot be written.
-    """
+    """Writes the bundle's file and returns its digest.  Raises BrokenSetup if the file cannot be written."""
     info = {
         "Bag-Software-Agent": f"equivtest {environment['equivtest']}",
         "Bagging-Date": environment["started"][:10],
@@ -40,7 +36,7 @@ def payload_of(
 
     Args:
         troubles: Reasons, other than failing claims, why the run is red.
-        holes_of: A function from the counts of a property to its required cells that have no conclusion.
+        holes_of: Returns a property's required cells without a conclusion.
     """
     sizes: dict[str, dict[str, int]] = {}
     for (name, label), records in results.searches.items():
@@ -72,9 +68,6 @@ def payload_of(
 
 
 def read_list(name: str) -> KnownList:
-    """Reads a list of known failures that you passed.
-
-    The list is in a file of its own, or is the waivers of a manifest.
-    """
+    """Reads a list of known failures that you passed, as a separate file or as the waivers of a manifest."""
     data = tomllib.loads(Path(name).read_text("utf-8"))
     return KnownList(name, msgspec.to_builtins(data.get("waiver" if "backend" in data else "known_failure", [])))
