@@ -1,9 +1,9 @@
 """Finds the cause of a failure: a collective, a kernel, an operator on DTensors, or the parallelization.
 
 The failing case runs once more on ranks that note every collective, every local operation and every operator on
-DTensors with its operands (`equivtest.ranks.observe.watching`).  Then each call is judged alone, from its actual
-operands, even if the operands are wrong. If every call is right, the cause is the parallelization. In that situation
-the ranks make wrong calls, or pass wrong operands.
+DTensors with its operands (`equivtest.ranks.observe.watching`).  Then each call is judged alone: its results must be
+right for its actual operands, even if the operands are wrong.  If every call is right, the parallelization is the
+cause: the ranks make wrong calls, or pass wrong operands.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from equivtest.verdicts.judging import judge_replies, one_thread
 from equivtest.verdicts.verdict import WHOLE_RUN, Verdict
 
 OF_VALUES = ("value", "bits", "replica", "repeat", "touched", "raised", "lost", "timed_out")
-"""Kinds of failure that a wrong collective or kernel may cause; other kinds come from the ranks' choice of calls."""
+"""Kinds of failure that a wrong collective or kernel may cause.  Other kinds come from the ranks' choice of calls."""
 
 HELD = "unknown: the case held when its calls were watched"
 DECLINED = "unknown: the program declined the case when its calls were watched"
 
 
 def blame(failure: Verdict, pool: Pool, is_shown_by: Callable[[Sequence[Reply]], bool]) -> str:
-    """Runs the case of a failure again, and returns the cause as text, such as 'collective: ...'. See `Verdict.fault`.
+    """Runs the case of a failure again, and returns the cause as text, such as 'collective: ...'.
 
     Args:
-        is_shown_by: Function that returns True if the replies to the new run show the failure too.
+        is_shown_by: Returns True if the replies to the new run show the failure too.
     """
     if failure.kind not in OF_VALUES:
         return "parallelization: the failure does not depend on values"
@@ -87,10 +87,9 @@ def with_fault(failure: Verdict, pool: Pool, claims: Sequence[Claim] | None = No
 
 
 def is_alike(verdict: Verdict, failure: Verdict) -> bool:
-    """True if a verdict on the same case repeats the failure. It then fails the same claim in the same way.
+    """True if a verdict on the same case fails the same claim in the same way.
 
-    If the whole run failed, any failure of the whole run counts as a repetition. For example, a rank that died may hang
-    the next time.
+    If the whole run failed, any failure of the whole run counts.  For example, a rank that died may hang the next time.
     """
     if failure.kind in WHOLE_RUN:
         return verdict.kind in WHOLE_RUN
@@ -98,7 +97,6 @@ def is_alike(verdict: Verdict, failure: Verdict) -> bool:
 
 
 def _in_words(collectives: Judged, operations: Judged, operators: Judged) -> str:
-    """Returns text with the numbers of right calls, for a failure in which no call was wrong."""
     counts = f"{collectives.num_right} collectives and {operations.num_right} local operations of all ranks"
     also = f", {operators.num_right} operators on DTensors" if operators.num_right else ""
     unjudged = sum(sum(each.unjudged.values()) for each in (collectives, operations, operators))

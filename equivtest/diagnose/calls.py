@@ -1,7 +1,4 @@
-"""Judges each collective and each local operation of a watched visit, in which ranks note all calls and operands.
-
-Each call is judged alone. Its results must be right for its actual operands, even if the operands are wrong.
-"""
+"""Judges each collective and each local operation of a watched visit, in which ranks note all calls and operands."""
 
 from __future__ import annotations
 
@@ -56,16 +53,10 @@ class Judged:
 
 
 def judge_collectives(events: Sequence[Sequence[Event]], replies: Sequence[Reply]) -> Judged:
-    """Judges all collectives of all ranks.
+    """Judges all collectives, each together with the calls of the other ranks of its group.
 
-    Each call is judged together with the calls of the other ranks of its group.
-
-    The first calls of a group's ranks belong together, then the second calls, and so on. Messages between two ranks,
+    The first calls of a group's ranks belong together, then the second calls, and so on.  Messages between two ranks,
     and barriers, are judged separately.
-
-    Args:
-        events: Calls of each rank.
-        replies: Each rank's outcome of the watched visit.
     """
     called: dict[Group, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     for event in itertools.chain(*events):
@@ -87,8 +78,6 @@ def judge_collectives(events: Sequence[Sequence[Event]], replies: Sequence[Reply
 
 
 class _Collectives:
-    """Judges each collective from the calls of all ranks of its group, and counts the conclusions."""
-
     def __init__(self, replies: Sequence[Reply], last: Mapping[int, Event]) -> None:
         self._replies, self._last = replies, last
         self._results: dict[tuple[Any, ...], list[list[torch.Tensor]]] = {}
@@ -97,12 +86,7 @@ class _Collectives:
         self.unjudged: Counter[str] = Counter()
 
     def judge(self, found: Sequence[Event | None]) -> bool:
-        """Judges one collective from the calls of all its ranks.
-
-        Returns:
-            False if these calls do not fit together, such as calls of different collectives. True if they fit together,
-                even if a result is wrong.
-        """
+        """Judges one collective from the calls of all its ranks, or returns False if the calls do not match."""
         events = [event for event in found if event is not None]
         first, problem, num_blames = events[0], _difference(found), len(self.blames)
         try:
@@ -124,11 +108,10 @@ class _Collectives:
         return True
 
     def judge_end(self, event: Event) -> None:
-        """Records a call as wrong if it raised or did not end."""
         self._judge_one(event, None)
 
     def judge_message(self, sending: Event | None, reception: Event) -> None:
-        """Compares a received message with the sent one, and records the reception as right, wrong or not judged."""
+        """Compares a received message with the sent message."""
         try:
             right = right_message(sending)
             assert sending is not None
@@ -169,7 +152,7 @@ class _Collectives:
     def _judge_unended(self, event: Event) -> None:
         """Records a call that never ended as wrong if the rank died or hung in it.
 
-        If the rank answered later, the program did not wait for the call. Then the call is not judged.
+        If the rank answered later, the program did not wait for the call.  Then the call is not judged.
         """
         outcome = self._replies[event.rank].outcome
         if event is self._last[event.rank] and outcome in ("lost", "timed_out"):
@@ -179,11 +162,10 @@ class _Collectives:
             self.unjudged["the program did not wait for it"] += 1
 
     def _judge_bits(self, events: Sequence[Event]) -> None:
-        """Compares the bits of a collective's results, and records the collective as wrong in two cases.
+        """Records a collective as wrong if its results differ in bits between two ranks or two calls.
 
-        In the first case, the collective is an all_reduce whose results differ between two ranks. In the second case,
-        the collective is any reduction, and an earlier call with equal operands gave other bits on some rank. The
-        second case does not count if the backend declares that its order of summation varies.
+        The first rule concerns all_reduce.  The second concerns any reduction: an earlier call with equal operands gave
+        other bits on some rank.  It does not count if the backend declares that its order of summation varies.
         """
         first, results = events[0], [flat_tensors(event.got) for event in events]
         if first.kind == "all_reduce":
@@ -227,10 +209,7 @@ def _require_sizes(events: Sequence[Event], operands: Sequence[Items]) -> None:
 
 
 def _given(kind: str, operands: Sequence[Items]) -> list[int]:
-    """Returns the number of elements that each rank receives in an all_gather, scatter or all_to_all.
-
-    For any other kind the result is [].
-    """
+    """Returns the number of elements that each rank receives in an all_gather, scatter or all_to_all, otherwise []."""
     if kind in ("scatter", "all_to_all"):
         return [sum(len(item[place]) for items in operands for item in items) for place in range(len(operands))]
     whole = sum(len(part) for items in operands for item in items for part in item)
@@ -248,13 +227,12 @@ def _operand_of(event: Event) -> Items:
 
 
 def _may_vary(results: Any) -> bool:
-    """True if the backend declares, for the results' dtype, that the order of its sums varies between calls."""
     records = (declared_of(dtype_name(result.dtype)) for result in flat_tensors(results))
     return any(record is not None and record.order_varies for record in records)
 
 
 def _difference(found: Sequence[Event | None]) -> str:
-    """Describes how the calls of a group's ranks differ. The text is '' if all ranks make the same call."""
+    """Describes how the calls of a group's ranks differ, or returns ''."""
     events = [event for event in found if event is not None]
     calls = {(event.kind, event.op, event.begun.options.get("root")): event for event in events}
     if len(calls) > 1:
@@ -264,7 +242,6 @@ def _difference(found: Sequence[Event | None]) -> str:
 
 
 def judge_operations(events: Sequence[Sequence[Event]]) -> Judged:
-    """Judges every local operation of every rank. Its results must be right for its actual operands."""
     blames: list[Blame] = []
     unjudged: Counter[str] = Counter()
     num_right = 0
@@ -283,7 +260,7 @@ def judge_operations(events: Sequence[Sequence[Event]]) -> Judged:
 
 
 def _wrong_operation(event: Event) -> str:
-    """Describes the first error in an operation's results. The text is '' if the results are right.
+    """Describes the first error in an operation's results, or returns ''.
 
     Raises:
         Unjudged: the operation's right result is unknown.
@@ -304,7 +281,7 @@ def _wrong_operation(event: Event) -> str:
 
 
 def first_wrong(found: Sequence[torch.Tensor], right: Sequence[Right]) -> str:
-    """Describes the first wrong element of a call's results. The text is '' if all elements are right."""
+    """Describes the first wrong element of a call's results, or returns ''."""
     if len(found) != len(right):
         return f"{len(found)} results instead of {len(right)}"
     return next(filter(None, map(_wrong, found, right)), "")
@@ -338,5 +315,4 @@ def wrong_places(found: torch.Tensor, right: Right) -> torch.Tensor:
 
 
 def allowed_at(right: Right, place: tuple[int, ...]) -> str:
-    """Describes the largest error that is allowed at index `place`. The text is '' if no error is allowed."""
     return "" if right.allowed is None or not right.allowed[place] else f", {right.allowed[place]:.2g} allowed"

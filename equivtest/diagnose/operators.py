@@ -25,11 +25,11 @@ from equivtest.ranks.observe.notes import OPERATOR, Part
 from equivtest.tensors import slice_local
 
 UNFOLLOWED = (RuntimeError, TypeError, ValueError, AssertionError, AttributeError, LookupError, ArithmeticError)
-"""Exceptions that an operator, or its analysis, may raise on whole operands; the call is then not judged."""
+"""Exceptions that an operator, or its analysis, may raise on whole operands.  The call is then not judged."""
 
 
 def judge_operators(events: Sequence[Sequence[Event]]) -> Judged:
-    """Judges all operators on DTensors. Each call is judged together with the calls of the other ranks of its mesh.
+    """Judges all operators on DTensors, each together with the calls of the other ranks of its mesh.
 
     The first calls of a mesh's ranks belong together, then the second calls, and so on.
     """
@@ -57,19 +57,12 @@ def judge_operators(events: Sequence[Sequence[Event]]) -> Judged:
 
 
 def _order_of(calls: Sequence[Event]) -> int:
-    """Returns a number that grows with the time at which the call ended. Wrong calls are sorted by this number.
-
-    If a call within another call is wrong too, the inner call ends earlier and is therefore named first.
-    """
+    """Returns a number by which wrong calls are sorted, so that an inner wrong call comes before its outer call."""
     return max(int(call.end.options["order"]) for call in calls if call.end is not None)
 
 
 def _wrong_call(calls: Sequence[Event]) -> str:
-    """Describes the first error in the results of an operator's call. The text is '' if all results are right.
-
-    Raises:
-        Unjudged: the call's right result is unknown.
-    """
+    """Describes the first error in an operator's results, or returns ''.  Raises Unjudged if that is unknown."""
     if not all(call.has_results for call in calls):
         raise Unjudged("it raised, or did not end")
     args, kwargs = whole_arguments([call.given for call in calls])
@@ -81,7 +74,6 @@ def _wrong_call(calls: Sequence[Event]) -> str:
 
 
 def _wrong_result(parts: Sequence[Any], right: Right) -> str:
-    """Describes the error in one result of an operator. The text is '' if the result is right."""
     first = parts[0]
     if not isinstance(first, Part):
         raise Unjudged("its results are not DTensors")
@@ -96,8 +88,6 @@ def _wrong_result(parts: Sequence[Any], right: Right) -> str:
 
 
 def _wrong_part(rank: int, part: Part, right: Right) -> str:
-    """Describes the first wrong element of one rank's part of the result. The text is '' if every element is right."""
-
     def own(whole: torch.Tensor) -> torch.Tensor:
         return slice_local(whole, part.layout, part.mesh_shape, rank)
 
@@ -118,10 +108,7 @@ def _wrong_part(rank: int, part: Part, right: Right) -> str:
 
 
 def _wrong_reduction(parts: Sequence[Part], right: Right) -> str:
-    """Describes the first wrong element of the sum, or other reduction, of the parts.
-
-    The text is '' if every element is right.
-    """
+    """Describes the first wrong element of the sum, or other reduction, of the parts, or returns ''."""
     shares, op = shares_of(parts)
     if shares.is_complex() or (shares.is_floating_point() and right.allowed is None):
         raise Unjudged("the right operands of the reduction are unknown")

@@ -24,7 +24,7 @@ MESSAGES = ("send", "recv")
 
 Events = Sequence[Sequence[Event]]
 Way = tuple[Group, int, int, int]
-"""(group, sender, receiver, tag) of messages; sender and receiver are ranks within the group."""
+"""(group, sender, receiver, tag) of messages.  Sender and receiver are ranks within the group."""
 
 
 def messages(events: Events) -> Iterator[tuple[Event | None, Event]]:
@@ -49,11 +49,7 @@ def messages(events: Events) -> Iterator[tuple[Event | None, Event]]:
 
 
 def right_message(sending: Event | None) -> list[Right]:
-    """Returns the values that must arrive for a sent message.
-
-    Raises:
-        Unjudged: the sent values are unknown.
-    """
+    """Returns the values that must arrive for a sent message.  Raises Unjudged if the sent values are unknown."""
     if sending is None:
         raise Unjudged("the sender of a received message is unknown")
     if sending.end is None:
@@ -86,14 +82,10 @@ def barriers(events: Events) -> Iterator[Sequence[Event]]:
 
 
 def opened_early(found: Sequence[Event]) -> tuple[Event, str] | None:
-    """Finds out if a barrier opened for a rank before all ranks had called it.
+    """Returns the call for which a barrier opened before all ranks had called it, and a text that names the late rank.
 
-    Returns:
-        The call of the rank for which the barrier opened, and a text that names the late rank. None if the barrier was
-            right.
-
-    Each rank noted the time before it called the barrier and the time after the barrier opened. So if the notes show
-    that a barrier opened early, it really opened early.
+    Each rank noted the time before it called the barrier and the time after the barrier opened.  So a reported early
+    barrier really opened early.
 
     Raises:
         Unjudged: the ranks have different clocks.

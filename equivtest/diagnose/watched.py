@@ -17,11 +17,10 @@ from equivtest.ranks.observe.notes import BEGUN, COLLECTIVE, ENDED, Note, Part, 
 from equivtest.tensors import dtype_name
 
 MOST_OPERANDS = 3
-"""Number of operands that the description of a call names."""
 
 
 Group = tuple[tuple[int, ...], str]
-"""(ranks of a process group, name of the group); the name is the same on all these ranks."""
+"""(ranks of a process group, name of the group).  The name is equal on all these ranks."""
 
 
 @dataclass(frozen=True)
@@ -40,23 +39,22 @@ class Event:
 
     @property
     def kind(self) -> str:
-        """Kind of the collective, such as 'all_reduce'. For any other call, the operator's name."""
+        """Kind of the collective, such as 'all_reduce', or the name of any other call."""
         name = self.begun.name
         return CALLS[name].kind if self.begun.kind == COLLECTIVE and name not in BARRIERS else name
 
     @property
     def group(self) -> Group:
-        """The group of the call. Two groups of the same ranks differ if their names differ."""
+        """The group of the call.  Two groups of the same ranks differ if their names differ."""
         return self.begun.group, str(self.begun.options.get("group_name", ""))
 
     @property
     def op(self) -> str:
-        """Reduction of a collective, such as 'sum'. It is '' if the call does not reduce."""
+        """Reduction of a collective, such as 'sum', or ''."""
         return str(self.begun.options.get("op", "")) if self.kind in REDUCING else ""
 
     @property
     def in_short(self) -> str:
-        """Name of the call, such as 'all_reduce (sum)', or the operator's name."""
         return f"{self.kind} ({self.op})" if self.op else self.kind
 
     @property
@@ -85,7 +83,7 @@ class Event:
 
 
 def read_events(folder: Path, rank: int) -> list[Event]:
-    """Reads a rank's calls from its notes, in the order in which they began."""
+    """Reads a rank's calls, in the order in which they began."""
     notes = list(read_notes(file_of(folder, rank)))
     ends = {note.number: note for note in notes if note.moment != BEGUN}
     counts: Counter[tuple[str, str]] = Counter()
@@ -99,7 +97,6 @@ def read_events(folder: Path, rank: int) -> list[Event]:
 
 
 def describe(event: Event) -> str:
-    """Describes a call by its name, operands, number and ranks."""
     tensors = [each for each in tree_leaves(event.given) if isinstance(each, torch.Tensor | Part)]
     of = ", ".join(map(in_words, tensors[:MOST_OPERANDS]))
     what = f"{event.in_short} of {of}" if of else event.in_short
@@ -109,7 +106,6 @@ def describe(event: Event) -> str:
 
 
 def in_words(tensor: torch.Tensor | Part) -> str:
-    """Describes a tensor by dtype and shape, and a DTensor also by its layout."""
     if isinstance(tensor, Part):
         return f"{dtype_name(tensor.local.dtype)} {tensor.shape} [{tensor.layout}]"
     return f"{dtype_name(tensor.dtype)} {tuple(tensor.shape)}"
@@ -118,8 +114,8 @@ def in_words(tensor: torch.Tensor | Part) -> str:
 def items_of(event: Event) -> list[list[torch.Tensor]]:
     """Returns a collective's operand as lists of flat tensors, in the form of `equivtest.oracle.single_collective`.
 
-    A coalesced call has one list for each of its collectives. A list has one tensor, or one tensor for each rank if the
-    collective sends a different tensor to each rank.
+    A coalesced call has one list for each of its collectives.  A list has one tensor, or one tensor for each rank if
+    the collective sends a different tensor to each rank.
     """
     given, size = event.given, len(event.begun.group)
     tensors = [given] if isinstance(given, torch.Tensor) else given
@@ -137,11 +133,7 @@ def _is_one(given: Any) -> bool:
 
 
 def _split(whole: torch.Tensor, sizes: Sequence[int], num: int) -> list[torch.Tensor]:
-    """Splits a tensor along dim 0 into parts of `sizes`. If `sizes` is empty, splits it into `num` equal parts.
-
-    Raises:
-        Inconsistent: the sizes do not divide the tensor.
-    """
+    """Splits dim 0 into parts of `sizes`, or into `num` equal parts.  Raises Inconsistent if the sizes do not fit."""
     if not sizes:
         flat = whole.reshape(-1)
         if len(flat) % num:

@@ -18,11 +18,7 @@ from equivtest.tensors import assemble, same_bits
 
 
 def whole_arguments(given: Sequence[Any]) -> Any:
-    """Returns an operator's arguments with whole tensors in place of DTensors.
-
-    Args:
-        given: The arguments of the operator on each rank. They have the rank's `Part` of each DTensor.
-    """
+    """Returns an operator's arguments with whole tensors in place of the ranks' `Part`s of DTensors."""
     flat = [tree_flatten(each) for each in given]
     if any(how != flat[0][1] for _, how in flat):
         raise Unjudged("the ranks pass different arguments")
@@ -43,8 +39,8 @@ def _whole(held: Sequence[Any]) -> Any:
 def shares_of(parts: Sequence[Part]) -> tuple[torch.Tensor, str]:
     """Returns the whole operands of a partial DTensor in one stacked tensor, and the name of their reduction.
 
-    A DTensor without `Partial` has one operand, its whole tensor, and the name is ''. DTensor calls the reduction of
-    bools a sum, but does not add them (torch 2.13.0). So such tensors are not judged.
+    A DTensor without `Partial` has one operand, its whole tensor, and the name is ''.  DTensor calls the reduction of
+    bools a sum, but does not add them (torch 2.13.0).  So such tensors are not judged.
 
     Raises:
         Unjudged: the parts do not make up whole tensors, or the replicas of a part differ.
