@@ -32,7 +32,7 @@ _HOMES = {
     "ranks.backend": ("Backend",),
     "tensors": ("Placed",),
 }
-"""Module -> its public names.  A module is imported when a name of it is first used, because most import torch."""
+"""Module -> its public names.  The first use of a name imports its module, because most modules import torch."""
 
 __all__ = [
     "Arithmetic", "Backend", "BrokenSetup", "CheckFailed", "EquivtestError", "Flat", "Inconclusive", "Input", "Judge",

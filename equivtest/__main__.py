@@ -1,10 +1,9 @@
-"""`python -m equivtest`, and the `equivtest` command: imports the command line after the restart."""
+"""`python -m equivtest`, and the `equivtest` command: fixes the hash seed before it imports the command line."""
 
 from equivtest.base.hash_seed import fix_hash_seed
 
 
 def begin() -> None:
-    """Runs the command with a fixed hash seed, and ends the process with its exit code."""
     fix_hash_seed()
     from equivtest.cli import main
 

@@ -51,13 +51,12 @@ INTERRUPTED = 130
 
 
 def begin() -> None:
-    """Runs the command with a fixed hash seed: `python -m equivtest.cli`, and scripts of earlier releases."""
+    """Runs the command with a fixed hash seed, for `python -m equivtest.cli` and scripts of earlier releases."""
     fix_hash_seed()
     main()
 
 
 def main() -> None:
-    """Runs the command and ends the process with its exit code."""
     sys.path.append(os.getcwd())  # the user's modules; installed modules come first
     try:
         code = app(standalone_mode=False)

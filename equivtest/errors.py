@@ -8,10 +8,8 @@ from __future__ import annotations
 import re
 
 VALUE_CHARS = 300
-"""Largest number of characters of one user value in a message."""
 
 MISUSE_CHARS = 2_000
-"""Largest number of characters of the whole message of a `Misuse`."""
 
 _VALUES = (r"\S", r"(?<=[ (=])'[^']", r'(?<=[ (=])"[^"]', r"\([^()]")
 _LONG_VALUE = re.compile("|".join(f"{value}{{{VALUE_CHARS},}}" for value in _VALUES))
@@ -23,7 +21,7 @@ class EquivtestError(Exception):
 
 
 class Misuse(EquivtestError, ValueError):
-    """Raised for a mistake of the caller; the message names the value, the limit and the way out.
+    """Raised for a mistake of the caller.  The message names the value, the limit and the way out.
 
     The message shows at most VALUE_CHARS characters of each value.
     """
@@ -33,18 +31,11 @@ class Misuse(EquivtestError, ValueError):
 
 
 class PropertyMisuse(Misuse):
-    """Raised for a mistake in a property itself.
-
-    Every case would show the mistake, so no other case is tried.
-    """
+    """Raised for a mistake in a property itself.  Every case would show the mistake, so no other case is tried."""
 
 
 class ReferenceRefuses(PropertyMisuse):
-    """Raised if the reference, which defines the right result, does not support a case.
-
-    Args:
-        who: The function or module that raised.
-    """
+    """Raised if the reference, which defines the right result, does not support a case."""
 
     def __init__(self, who: str, error: NotSupported) -> None:
         super().__init__(
@@ -55,10 +46,7 @@ class ReferenceRefuses(PropertyMisuse):
 
 
 class Inconclusive(EquivtestError, RuntimeError):
-    """Raised if a run shows neither that a claim holds nor that it fails.
-
-    Without the exception, such a run would look like a pass.
-    """
+    """Raised if a run shows neither that a claim holds nor that it fails."""
 
 
 class BrokenSetup(EquivtestError, RuntimeError):
@@ -102,10 +90,7 @@ class NotSupported(EquivtestError, RuntimeError):
 
 
 def reason_of(error: OSError | ValueError) -> str:
-    """Returns the reason why a path cannot be used, without the path itself.
-
-    A ValueError means that the path contains an invalid character.
-    """
+    """Returns the reason why a path cannot be used.  A ValueError means that it contains an invalid character."""
     return getattr(error, "strerror", None) or str(error)
 
 

@@ -1,6 +1,6 @@
 """Computes where each element of a sharded tensor lives, by integer arithmetic without torch.
 
-A mesh is a row-major grid of ranks. `mesh_shape` has the number of ranks along each axis.  A layout has one placement
+A mesh is a row-major grid of ranks.  `mesh_shape` has the number of ranks along each axis.  A layout has one placement
 per mesh axis.  If one dim is sharded on several axes, the shard order says which axis divides first.
 
 Source: torch.distributed.tensor placements (2.13.0), DeepSpeed ZeRO-3 partitions for `Flat`.
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from equivtest.errors import Misuse
 
 Bounds = tuple[int, int]
-"""(start, stop) of a range of element indices; stop is excluded."""
+"""(start, stop) of a range of element indices.  `stop` is excluded."""
 _remembered = functools.lru_cache(maxsize=2**14)  # pure, and called for every claim, draw and rank
 
 
@@ -101,11 +101,7 @@ UNTOLD = Layout(())
 
 @_remembered
 def parse_placement(text: str) -> Placement:
-    """Parses the text of a placement: 'replicate', 'shard(1)', 'partial(sum)' or 'flat(6)'.
-
-    Raises:
-        Misuse: `text` has none of these forms.
-    """
+    """Parses 'replicate', 'shard(1)', 'partial(sum)' or 'flat(6)'.  Raises Misuse for any other text."""
     if text == "replicate":
         return Replicate()
     if match := re.fullmatch(r"(shard|flat)\((\d+)\)", text):
@@ -120,18 +116,10 @@ def parse_placement(text: str) -> Placement:
 
 
 def shard_bounds(length: int, num_shards: int, index: int) -> Bounds:
-    """Returns the half-open bounds, in elements, of one shard of a dim.
+    """Returns the bounds (start, stop), in elements, of one shard of a dim.
 
-    Every shard has ceil(length / num_shards) elements until the dim runs out; later shards
-    are shorter or empty.  shard_bounds(4, 3, 2) == (4, 4).
-
-    Args:
-        length: Size of the unsharded dim, in elements. It may be 0.
-        num_shards: Number of shards, at least 1.
-        index: Index of the shard, 0 <= index < num_shards.
-
-    Returns:
-        (start, stop), 0 <= start <= stop <= length.
+    Every shard has ceil(length / num_shards) elements until the dim runs out.  Later shards are shorter or empty:
+    shard_bounds(4, 3, 2) == (4, 4).
 
     Raises:
         ValueError: length < 0, num_shards < 1, or index out of range.
@@ -150,11 +138,7 @@ def shard_bounds(length: int, num_shards: int, index: int) -> Bounds:
 
 @_remembered
 def coordinate_of(rank: int, mesh_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the coordinate of `rank` on each axis of a row-major mesh.
-
-    Raises:
-        ValueError: the mesh has no such rank.
-    """
+    """Returns the coordinate of `rank` on each axis of a row-major mesh."""
     if not 0 <= rank < math.prod(mesh_shape):
         raise ValueError(f"rank must be in 0..{math.prod(mesh_shape) - 1}, got {rank}")
     coordinate = []
@@ -166,11 +150,7 @@ def coordinate_of(rank: int, mesh_shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @_remembered
 def flat_axis(layout: Layout) -> int | None:
-    """Returns the mesh axis with the placement `Flat`, or None if no axis has it.
-
-    Raises:
-        ValueError: the layout has `Flat` together with another `Flat` or a `Shard`.
-    """
+    """Returns the mesh axis with `Flat`, or None.  Raises ValueError if another axis has `Flat` or `Shard`."""
     flat = [a for a, placement in enumerate(layout.placements) if isinstance(placement, Flat)]
     if not flat:
         return None
@@ -185,7 +165,7 @@ def local_box(
 ) -> tuple[Bounds, ...]:
     """Returns (start, stop) for each dim of the shard on `rank`.
 
-    For a `Flat` layout, the bounds are those of the whole tensor.
+    Under a `Flat` layout these are the bounds of the whole tensor.
 
     Raises:
         ValueError: placements and mesh axes differ in number, a sharded dim does not exist, or the shard order does not
@@ -204,12 +184,10 @@ def local_box(
 
 
 def is_partial(layout: Layout) -> bool:
-    """True if under this layout each rank holds only an operand of the value."""
     return any(isinstance(placement, Partial) for placement in layout.placements)
 
 
 def shard_axes(layout: Layout) -> tuple[int, ...]:
-    """Returns the mesh axes that shard a dim, in the order in which they divide it."""
     sharded = tuple(a for a, placement in enumerate(layout.placements) if isinstance(placement, Shard))
     if not layout.shard_order:
         return sharded
@@ -251,10 +229,7 @@ def flat_bounds(numel: int, placement: Placement, num_shards: int, index: int) -
 def local_shape(
     global_shape: tuple[int, ...], layout: Layout, mesh_shape: tuple[int, ...], rank: int
 ) -> tuple[int, ...]:
-    """Returns the shape of the shard on `rank`.
-
-    For a `Flat` layout the shape has one dim, whose size includes the padding.
-    """
+    """Returns the shape of the shard on `rank`.  Under `Flat` it has one dim, whose size includes the padding."""
     box = local_box(global_shape, layout, mesh_shape, rank)
     axis = flat_axis(layout)
     if axis is None:
@@ -264,10 +239,7 @@ def local_shape(
 
 
 def divided_dim(whole: tuple[int, ...], local: tuple[int, ...], mesh_shape: tuple[int, ...], rank: int) -> int | None:
-    """Returns the dim along which one mesh axis divides the shape `whole` so that `rank` has the shape `local`.
-
-    The result is None if there is no such dim.
-    """
+    """Returns the dim that one mesh axis must shard so that `rank` has the shape `local`, or None."""
     for dim, axis in itertools.product(range(len(whole)), range(len(mesh_shape))):
         placements: list[Placement] = [Replicate()] * len(mesh_shape)
         placements[axis] = Shard(dim)

@@ -1,7 +1,4 @@
-"""Offers functions for properties of programs under the name that older code imports, `equivtest.module`.
-
-New code imports them from `equivtest`.
-"""
+"""The former home of the functions for properties of programs.  New code imports them from `equivtest`."""
 
 from __future__ import annotations
 

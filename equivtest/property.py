@@ -33,7 +33,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Enumeration:
-    """Cases that the family lists from a table. A covering array or random draws do not choose them.
+    """Cases that the family lists from a table, without a covering array or random draws.
 
     Attributes:
         cases: Function (space with one world size, depth, number of the search) -> the search's cases. The depth is 1
@@ -111,7 +111,6 @@ class Property:
 
     @property
     def refuses_only(self) -> bool:
-        """True if the property only claims that cases outside the contract are refused."""
         return [claim.name for claim in self.claims] == ["refuses"]
 
     def among(self, world_sizes: Iterable[int]) -> tuple[int, ...]:
@@ -119,14 +118,11 @@ class Property:
         return tuple(size for size in world_sizes if not self.world_sizes or size in self.world_sizes)
 
     def left_out(self, space: Space) -> Mapping[str, str]:
-        """Returns the dtypes of the space in which no case can be judged -> the reason, or ''."""
+        """Returns dtype -> reason, or '', for each dtype of the space in which no case can be judged."""
         return {} if self.leaves_out is None else self.leaves_out(space)
 
     def aspects_of(self, space: Space) -> Collection[str]:
-        """Returns words such as 'uneven'.
-
-        For each word, the first search must have a case whose `Case.aspects` contains the word.
-        """
+        """Returns the words, such as 'uneven', for which the first search must have a case: see `Case.aspects`."""
         if self.aspects is not None:
             return self.aspects(space)
         if space.world_sizes == (1,) or not self.shards or self.refuses_only:
@@ -135,23 +131,18 @@ class Property:
         return [kind for kind in ("even", "uneven") if not kinds or kind in kinds]
 
     def is_empty(self, space: Space) -> bool:
-        """True if no case can be judged in any dtype of the space."""
         return len(self.left_out(space)) == len(space.dtypes)
 
     @property
     def absent(self) -> str:
-        """The reason why the subject cannot run here, with a remedy. It is '' if the subject can run."""
+        """The reason why the subject cannot run here, with a remedy, or ''."""
         if not self.requires or importlib.util.find_spec(self.requires):
             return ""
         return f"{self.requires} is not installed: pip install {self.requires}"
 
 
 def require_limit(limit_s: object, name: str = "limit_s") -> None:
-    """Raises Misuse unless `limit_s` is a valid time limit for one run of a case, in seconds.
-
-    Args:
-        name: Name of the caller's argument, for the message.
-    """
+    """Raises Misuse unless `limit_s` is a valid time limit for one run of a case, in seconds."""
     is_number = isinstance(limit_s, int | float) and not isinstance(limit_s, bool)
     if not is_number or not 0 < limit_s <= limits.COLLECTIVE_S / 2:  # type: ignore[operator]
         raise Misuse(
@@ -165,9 +156,7 @@ ON_TWO_RANKS = Space((2,), limits.DTYPES)
 
 
 def resolved(prop: Property, pool: Pool, space: Space = ON_TWO_RANKS) -> Property:
-    """Returns the property to judge.
-
-    The result is `prop` itself, or the property that `prop.resolve` returns after a run on ranks of `space`.
+    """Returns the property to judge, after a run on ranks of `space` if the property depends on one.
 
     Raises:
         Misuse: the ranks do not agree, or cannot answer.

@@ -13,10 +13,7 @@ from equivtest.ranks.hosts.slot import keep_slot
 
 
 def main() -> int:
-    """Runs a slot until the run has ended.
-
-    The result is 0 after a run, and 2 if there was no run or the run rejected this host.
-    """
+    """Runs a slot.  Returns 0 after a run, and 2 if there was no run or the run rejected this host."""
     parser = argparse.ArgumentParser(prog="torchrun ... -m equivtest.rank", description=__doc__)
     parser.add_argument("--connect", metavar="HOST:PORT", required=True, help="the address of equivtest run --listen")
     try:

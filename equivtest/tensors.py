@@ -65,24 +65,20 @@ class Assembled:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Returns the name of a dtype: 'float32' for torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 
 def at_rest(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a detached copy on the CPU with row-major strides.
 
-    `Tensor.contiguous` keeps unusual strides of dims of size 0 and 1. `Tensor.view(dtype)` refuses such strides (torch
+    `Tensor.contiguous` keeps unusual strides of dims of size 0 and 1, which `Tensor.view(dtype)` refuses (torch
     2.13.0).
     """
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
 
 
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor of integers with the same bits.
-
-    Two integers are equal exactly if all their bits are equal.
-    """
+    """Returns a tensor of integers with the same bits."""
     flat = tensor.detach().reshape(-1)
     if flat.numel() == 0 or flat.stride(0) != 1 or flat.device.type != "cpu":
         flat = at_rest(flat)
@@ -101,8 +97,8 @@ def slice_local(
 ) -> torch.Tensor:
     """Returns the part of a global tensor that `rank` has under `layout`, as a contiguous copy.
 
-    Under a `Flat` layout, `padding` is the value of the padding elements. Under `Partial` the first rank of the axis
-    has the value. The other ranks have zeros if the reduction is 'sum', and the same value if it is 'avg', 'max' or
+    Under a `Flat` layout, `padding` is the value of the padding elements.  Under `Partial` the first rank of the axis
+    has the value.  The other ranks have zeros if the reduction is 'sum', and the same value if it is 'avg', 'max' or
     'min'.
     """
     shape = tuple(tensor.shape)
@@ -126,12 +122,8 @@ def assemble(
 ) -> Assembled:
     """Assembles the global tensor from the ranks' local parts, and finds replicas that disagree.
 
-    Partial operands are reduced in rank order in the tensors' own dtype. If several ranks have replicas of a part, the
+    Partial operands are reduced in rank order in the tensors' own dtype.  If several ranks have replicas of a part, the
     result has the lowest rank's replica.
-
-    Args:
-        locals_: Rank -> its local tensor, for every rank of the mesh. All tensors have the same dtype.
-        global_shape: Shape of the unsharded tensor.
 
     Raises:
         ValueError: a rank is missing, or its tensor does not have the shape of its shard.
@@ -160,9 +152,7 @@ def assemble(
 def assemble_listed(
     placed: Mapping[int, Placed], global_shape: tuple[int, ...], mesh_shape: tuple[int, ...]
 ) -> tuple[Assembled, torch.Tensor]:
-    """Assembles the global tensor from local parts.
-
-    Some parts have a list of their elements' indices instead of a layout.
+    """Assembles the global tensor from local parts, some of which have a list of their elements' indices, not a layout.
 
     Returns:
         (global tensor, first rank that has each element). The rank is -1 if no rank has the element. If one rank has an
@@ -187,9 +177,7 @@ def assemble_listed(
 
 
 def places_of(placed: Placed, global_shape: tuple[int, ...], mesh_shape: tuple[int, ...], rank: int) -> torch.Tensor:
-    """Returns, for each element of a rank, its index in the flattened global tensor.
-
-    The layout must not add padding.
+    """Returns, for each element of a rank, its index in the flattened global tensor.  The layout must not add padding.
 
     Raises:
         ValueError: the layout cannot place such a tensor on the mesh.

@@ -19,11 +19,11 @@ from equivtest.layout import Layout, Shard
 from equivtest.tensors import DTYPES
 
 NUMEL = 2**12
-"""Number of elements of a sum over the ranks: enough roundings to show a larger unit, or a lean to one side."""
+"""Number of elements of a sum over the ranks.  So many roundings show a larger unit, or a lean to one side."""
 
 CONTRACTED, SIDE = 256, 16
 NUM_TOKENS, NUM_ROWS, WIDTHS = 512, 4, (3, 64)
-"""NUM_TOKENS rows are added into a table with NUM_ROWS rows, once with narrow rows and once with wide ones."""
+"""Sizes of the embedding: NUM_TOKENS rows are added into a table of NUM_ROWS rows, once for each of WIDTHS."""
 
 FUNCTIONS = ("exp", "erf", "tanh", "sigmoid", "sqrt", "rsqrt", "log")
 NUM_TINY = 4
@@ -31,9 +31,7 @@ NUM_TINY = 4
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FingerprintCase(Case):
-    """The case of a fingerprint.
-
-    Its subject calls one all_reduce several times, and computes some local operations.
+    """The case of a fingerprint: one all_reduce is called several times, and some local operations are computed.
 
     Attributes:
         num_calls: Number of times that the ranks call the all_reduce on the same operands.
@@ -45,10 +43,7 @@ class FingerprintCase(Case):
     num_calls: Annotated[int, Within(1, 64)] = 8
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes all tensors.
-
-        Each rank has its own row of `terms` and `tiny`. The other operands are replicated.
-        """
+        """Each rank has its own row of `terms` and `tiny`.  The other operands are replicated."""
         own, whole = Layout((Shard(0),)), replicated()
         tensors = {
             "terms": CaseTensor((self.world_size, NUMEL), own),
@@ -74,9 +69,9 @@ class FingerprintCase(Case):
 def draw_fingerprint(case: FingerprintCase, index: int) -> dict[str, torch.Tensor]:
     """Draws the operands of the fingerprint, all in the mode of values `real`.
 
-    The elements of `terms` and `rows` lie between 1/2 and 2, so that nothing cancels in a sum. The elements of `left`
-    and `right` have both signs. On rank 0, `tiny` has the smallest and the largest subnormal number with each sign. On
-    all other ranks, `tiny` has zeros. The elements of `points` lie between 2**-6 and 2**3, so that none of the
+    The elements of `terms` and `rows` lie between 1/2 and 2, so that nothing cancels in a sum.  The elements of `left`
+    and `right` have both signs.  On rank 0, `tiny` has the smallest and the largest subnormal number with each sign.
+    On all other ranks, `tiny` has zeros.  The elements of `points` lie between 2**-6 and 2**3, so that none of the
     fingerprint's functions has a subnormal value.
     """
     dtype, (mode, seed) = DTYPES[case.dtype], case.values[index]

@@ -1,8 +1,9 @@
 """Measures how a backend and its device compute, and returns records of `Arithmetic` for a person to read and sign.
 
-Error bounds for runs follow from such a record. The returned record has the narrowest bounds that contain every
-measurement. The record shows what was measured, and need not hold for other runs. For example, an order of summation
-that never varied in the measurement may vary in another run. Letters: w is the number of ranks, u the unit roundoff.
+Error bounds for runs follow from such a record.  The returned record has the narrowest bounds that contain every
+measurement.  The record need not be right for other runs: an order of summation that never varied here may vary there.
+
+Letters: w is the number of ranks, u the unit roundoff.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Reading:
 
     Attributes:
         given: The operands, unsharded.
-        by_rank: One dict from name to value for each rank, in rank order.
+        by_rank: Name -> value, for each rank.
     """
 
     case: FingerprintCase
@@ -53,7 +54,7 @@ class Fingerprint:
         record: The record that can be declared. None if no record allows the measurements, or if nothing was measured.
         told: The reasons for the record, one line each.
         problems: Measurements that no declaration allows.
-        lacking: If the backend refused the dtype, the backend's message. Then nothing was measured. Otherwise ''.
+        lacking: The message with which the backend refused the dtype, so that nothing was measured, or ''.
     """
 
     dtype: str
@@ -64,7 +65,6 @@ class Fingerprint:
 
 
 def measure(pool: Pool, dtype: str, world_sizes: Sequence[int]) -> Fingerprint:
-    """Runs the fingerprint's case in a dtype on each world size, and concludes which record can be declared."""
     readings, problems = [], []
     for world_size in world_sizes:
         case = FingerprintCase(world_size=world_size, dtype=dtype)
@@ -85,7 +85,7 @@ def measure(pool: Pool, dtype: str, world_sizes: Sequence[int]) -> Fingerprint:
 def conclude(dtype: str, readings: Sequence[Reading]) -> Fingerprint:
     """Returns the fingerprint of one dtype, with the narrowest record that allows all readings.
 
-    If no record allows all readings, the fingerprint has no record, and its `problems` name the measurements.
+    If no record allows all readings, the fingerprint's `problems` name the measurements.
     """
     problems = tuple(problem for reading in readings for problem in _problems(reading))
     reduce, sums = _finest(
@@ -120,13 +120,10 @@ def conclude(dtype: str, readings: Sequence[Reading]) -> Fingerprint:
 
 
 def _told(record: Arithmetic, ulp: float, function: str, num_calls: int) -> Iterator[str]:
-    """Yields one line for each field of the record except the dtypes.
-
-    A line has the field's value and the measurement from which the value follows.
+    """Yields one line for each field of the record, with the measurement from which its value follows.
 
     Args:
-        ulp, function: The largest error of any function, in units in the last place, and that function's name. The name
-            is '' if no function was measured.
+        ulp, function: The largest error of any function, in units in the last place, and that function's name, or ''.
         num_calls: Number of sums of the same operands that were compared.
     """
     if function:
@@ -147,10 +144,7 @@ def _told(record: Arithmetic, ulp: float, function: str, num_calls: int) -> Iter
 
 
 def _problems(reading: Reading) -> Iterator[str]:
-    """Yields one line for each measurement that no declaration allows.
-
-    Such measurements are sums that differ between ranks, wrong subnormal numbers and infinite results.
-    """
+    """Yields one line for each measurement that no declaration allows."""
     case, first = reading.case, reading.by_rank[0]
     for rank, answers in enumerate(reading.by_rank):
         if not same_bits(answers["sums"], first["sums"]):
@@ -175,10 +169,9 @@ def _no_finer_than(finest: str, dtype: str) -> list[str]:
 
 
 def _finest(names: Iterable[str], beside: Callable[[str], float]) -> tuple[str, float]:
-    """Returns the first dtype in `names` for which `beside` returns at most 1, and the number that was returned.
+    """Returns the first dtype for which `beside` returns at most 1, or '', and the last number that `beside` returned.
 
-    `beside` returns the largest error as a fraction of its bound. If the fraction is above 1 for every dtype, the
-    result is '' and the fraction of the last dtype.
+    `beside` returns the largest error as a fraction of its bound.
     """
     ratio = math.inf
     for name in names:
@@ -198,7 +191,6 @@ def _sums_beside(reading: Reading, record: Arithmetic) -> float:
 
 
 def _product_beside(reading: Reading, record: Arithmetic) -> float:
-    """Returns the largest error of a matrix product, as a fraction of the error that the record allows."""
     right = product(reading.given["left"], reading.given["right"], record)
     return max(_ratio(answers["product"], right) for answers in reading.by_rank)
 
@@ -213,7 +205,7 @@ def _ratio(found: torch.Tensor, right: Bounded) -> float:
 def _ulps(reading: Reading, accumulate: str) -> tuple[float, str]:
     """Returns the largest error of any function, in units in the last place of `accumulate`, and the function's name.
 
-    The rounding of the stored result does not count.  The result is (0, '') for float64, since no dtype is finer.
+    The rounding of the stored result does not count.  The result is (0, '') for float64, because no dtype is finer.
     """
     if reading.case.dtype == "float64":
         return 0.0, ""
@@ -270,7 +262,6 @@ def _adds_rows_in_order(reading: Reading) -> bool:
 
 
 def describe(found: Fingerprint) -> str:
-    """Returns the fingerprint of one dtype as text."""
     if found.lacking:
         return f"{found.dtype}: not supported: {found.lacking}"
     head = f"{found.dtype}:" if found.record else f"{found.dtype}: nothing can be declared"
@@ -278,11 +269,7 @@ def describe(found: Fingerprint) -> str:
 
 
 def write(found: Sequence[Fingerprint], backend: Backend, world_sizes: Sequence[int], path: Path) -> None:
-    """Writes a Python module whose MEASURED contains all records.
-
-    Raises:
-        Misuse: the file exists, or cannot be written.
-    """
+    """Writes a Python module whose MEASURED contains all records.  Raises Misuse if it exists or cannot be written."""
     kept = [each for each in found if each.record]
     ranks = " and ".join(map(str, world_sizes))
     lines = [

@@ -16,10 +16,7 @@ from equivtest.tensors import Placed
 
 
 def fingerprint(case: FingerprintCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
-    """Returns this rank's results by name: sums over ranks, a matrix product, functions, an embedding's gradient.
-
-    All operands are equal on all ranks, except the terms of the sums over the ranks.
-    """
+    """Returns this rank's results by name: sums over ranks, a matrix product, functions, an embedding's gradient."""
     points, tiny = given["points"], given["tiny"][0]
     found = {
         "sums": torch.stack([_added(given["terms"][0], mesh) for _ in range(case.num_calls)]),
@@ -40,7 +37,7 @@ def _added(operand: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
 
 
 def _table(ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Returns the gradient of an embedding's table: its row i is the sum of all `rows[k]` with `ids[k] == i`."""
+    """Returns the gradient of an embedding's table.  Its row i is the sum of all `rows[k]` with `ids[k] == i`."""
     table = torch.zeros(NUM_ROWS, rows.shape[1], dtype=rows.dtype, device=rows.device, requires_grad=True)
     torch.autograd.backward(functional.embedding(ids, table), rows)
     assert table.grad is not None

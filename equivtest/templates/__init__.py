@@ -1,4 +1,4 @@
-"""Files that `equivtest init` writes."""
+"""Writes the files of `equivtest init`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equivtest.errors import Misuse, reason_of, shorten
 FOLDER = Path(__file__).parent
 
 KINDS = ("tensor-parallel", "data-parallel", "step", "backend")
-"""Kinds of test files; the file of a kind is `test_KIND.py` here."""
+"""Kinds of test files.  The folder of this module has the file `test_KIND.py` of each kind."""
 
 JOBS = {"github.yml": ".github/workflows/equivtest.yml", "gitlab.yml": ".gitlab/equivtest.yml"}
 """Template of each CI service -> path of its job in a repository."""
