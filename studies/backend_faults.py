@@ -3,7 +3,7 @@
 python -m studies.backend_faults [--only NAME ...] [--whole]
 
 Each row is one `equivtest run --profile gate -x` on a backend that is wrong in one way, or honest.  By default only the
-searches of PART run; --whole runs all searches of the gate.
+searches of PART run. --whole runs all searches of the gate.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tests.programs.planted_cpp import LIBRARY, build
 
 ROOT = Path(__file__).parents[1]
 PART = "collectives or rowwise_linear"
-"""pytest's -k for the searches that run: those of single collectives, and of a subject that calls them."""
+"""pytest's -k for the searches that run: those on single collectives, and those on a subject that calls collectives."""
 
 
 @dataclass(frozen=True)
 class Planted:
-    """A backend with a planted fault, or without one, and the verdict that the gate must give on it.
+    """A backend with a planted fault, or without one, and the verdict that the gate must give on the backend.
 
     Attributes:
-        collective: The collective that has the fault; '' for an honest backend.
+        collective: The collective that has the fault, or '' for an honest backend.
         only: The one dtype, size or rank to which the fault is confined, or ''.
         code: Exit code that the run must have.
         declared: Further arguments of the run, which declare how the backend deviates.
@@ -109,7 +109,7 @@ ROWS = (
 
 
 def command(planted: Planted, *, whole: bool) -> list[str]:
-    """Returns the command of the run, which starts in an empty folder, so that no settings of this folder count."""
+    """Returns the command of the run.  It starts in an empty folder, so that no settings of this folder count."""
     module = "tests.programs.planted_cpp" if planted.is_cpp else "tests.programs.unusual"
     backend = "planted_cpp" if planted.is_cpp else "planted"
     args = ["run", "--profile=gate", f"--backend={backend}", f"--import={module}", "-n0"]
@@ -124,7 +124,7 @@ def command(planted: Planted, *, whole: bool) -> list[str]:
 
 
 def run(planted: Planted, library: Path | None, *, whole: bool) -> tuple[int, str, float]:
-    """Runs the gate on a planted backend; returns (exit code, output, seconds)."""
+    """Runs the gate on a planted backend.  Returns (exit code, output, seconds)."""
     fault = "" if planted.name.endswith("honest") else planted.name
     environment = {**os.environ, "PYTHONPATH": str(ROOT), FAULT: fault}
     environment |= {LIBRARY: str(library)} if library else {}
@@ -137,7 +137,7 @@ def run(planted: Planted, library: Path | None, *, whole: bool) -> tuple[int, st
 
 
 def first_line(output: str) -> str:
-    """Returns the beginning of the summary, or the first failure and what it is blamed on."""
+    """Returns the beginning of the summary, or the first failure and its cause."""
     lines = output.splitlines()
     said = [line for line in lines if line.startswith(("equivtest: ", "ValueMismatch", "BitsMismatch", "Rank"))]
     fault = next((f"; {line.strip()}" for line in lines if line.startswith("  fault ")), "")
@@ -158,7 +158,7 @@ def row(planted: Planted, code: int, line: str, seconds: float) -> list[str]:
 
 
 def main() -> int:
-    """Prints the table; returns 0 if every exit code is as expected and every fault is named."""
+    """Prints the table.  Returns 0 if every exit code is as expected and every fault is named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[], choices=[planted.name for planted in ROWS])
     parser.add_argument("--whole", action="store_true")

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 Tensors = dict[str, torch.Tensor]
 Call = tuple[Callable[..., torch.Tensor], Tensors]
-"""(function, its floating-point tensors by name)."""
 
 SIZES = (1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 64, 65, 127)
 FEW = (1, 2, 3, 5, 17, 33)
@@ -146,7 +145,6 @@ CALLS: dict[str, Callable[[Draw], Call]] = {
     "logsumexp": _of_one(lambda x: x.logsumexp(-1)), "deviation": _of_one(lambda x: torch.cat([x, 1 + x], -1).std(-1)),
     "glu": _of_one(lambda x: F.glu(torch.cat([x, x], -1))), "erf": _of_one(torch.erf), "sines": _of_one(torch.sin),
 }  # fmt: skip
-"""Name of an operator -> function that draws a call of it."""
 
 
 def kernels(draw: Draw) -> Iterator[tuple[str, torch.Tensor, Bounded]]:

@@ -1,10 +1,11 @@
 """Compares torch's own kernels with the oracle's bounds: `python -m studies.bounded_ops SECONDS`.
 
-A bound is derived, so one element beyond it means that a rounding was forgotten.  Prints a row per operation and dtype:
-elements, violations, and the largest and mean margin (error over allowance): margins near zero mean a loose bound.
-Pointwise backward kernels are judged in 16 bits on every number of the dtype, whatever SECONDS says; below the table
-stand kernels whose largest margin is less than 0.05, with the reason, and kernels of the installed torch that nothing
-judges. Ends with status 1 if there is a violation, a kernel that nothing judges, or such a margin without a reason.
+A bound is derived, so one element beyond it means that a rounding was forgotten.  The table has a row per operation and
+dtype: elements, violations, and the largest and mean margin (error over allowance).  A margin near zero means a loose
+bound.  Pointwise backward kernels are judged in 16 bits on every number of the dtype, whatever SECONDS says.  Below the
+table are kernels whose largest margin is less than 0.05, with the reason, and kernels of the installed torch that
+nothing judges.  The exit code is 1 if there is a violation, a kernel that nothing judges, or such a margin without a
+reason.
 
 SGD is run without fused=True, which corrupts its momentum in 16 bits (torch 2.13.0).
 """
@@ -40,8 +41,6 @@ SHORT = (1, 2, 3, 5, 8, 17)
 
 @dataclass
 class Margins:
-    """Counts elements and violations, and collects margins, of one operation in one dtype."""
-
     elements: int = 0
     violations: int = 0
     open: int = 0
@@ -108,7 +107,7 @@ def linears(draw: Draw) -> Found:
 
 
 def split_linears(draw: Draw) -> Found:
-    """Runs a linear whose contraction is split over ranks; each adds its share of the bias, and results are summed."""
+    """Runs a linear whose contraction is split over ranks.  Each adds its share of the bias, then all are summed."""
     ranks, tokens, features, outputs = draw.size((2, 3, 4, 5, 8)), draw.size(), draw.size(), draw.size()
     x, weight, bias = draw.normal(tokens, features), draw.normal(outputs, features), draw.normal(outputs)
     shares = list(zip(x.chunk(ranks, -1), weight.chunk(ranks, -1), strict=True))
@@ -134,7 +133,6 @@ def _in_order(operands: list[torch.Tensor]) -> torch.Tensor:
 
 
 def elementwise(draw: Draw) -> Found:
-    """Runs relu, gelu and silu, forward and backward."""
     for name, forward, bound, bound_grad in (
         ("relu", functional.relu, activations.relu, activations.relu_grad),
         ("gelu", functional.gelu, activations.gelu, activations.gelu_grad),
@@ -150,7 +148,6 @@ def elementwise(draw: Draw) -> Found:
 
 
 def sums(draw: Draw) -> Found:
-    """Runs torch.sum over either dim of a matrix."""
     terms = draw.normal(draw.size(), draw.size())
     for dim in (0, 1):
         yield f"sum({dim})", terms.sum(dim), contractions.total(terms, dim, draw.arithmetic)
@@ -169,7 +166,7 @@ def reductions(draw: Draw) -> Found:
 
 
 def sgd(draw: Draw) -> Found:
-    """Runs two steps of SGD; each step is judged from the state before it."""
+    """Runs two steps of SGD. Each step is judged from the state before it."""
     momentum, nesterov = draw.pick((0.0, 0.9, 0.5)), bool(draw.size((0, 1)))
     options = optimizers.SgdOptions(
         lr=draw.pick((0.1, 1e-3, 2.0)),
@@ -223,7 +220,6 @@ def adamw(draw: Draw) -> Found:
 
 
 def whole_modules(draw: Draw) -> Found:
-    """Runs every module of `tests.oracle.running_modules`."""
     scale, offset = SCALES_OF_X[draw.seed % len(SCALES_OF_X)]
     for name, make in MODULES.items():
         given = given_of(make, draw.dtype, scale, offset, draw.seed)
@@ -270,7 +266,6 @@ def new_table() -> Table:
 
 
 def show(table: Table) -> Iterator[str]:
-    """Yields the table as text: one line per operation and dtype."""
     yield f"{'operation':28} {'dtype':9} {'elements':>12} {'beyond':>7} {'open':>9} {'largest':>8} {'mean':>8}"
     for (name, dtype), margins in sorted(table.items()):
         mean = margins.total / max(1, margins.elements)

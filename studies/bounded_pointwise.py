@@ -1,10 +1,10 @@
 """Compares pointwise functions with their bounds on every number of a 16-bit dtype, for `studies.bounded_ops`.
 
-`ROWS` calls each pointwise backward kernel of torch directly, with operands whose bits are known.  A bound has to admit
-torch's own results for tensors that are contiguous, strided, shorter and longer than a vector.  It also has to admit an
-exact program that rounds its result once.  It has to be narrow as well: the exact program also makes the SPARE
-roundings of float32 that a kernel may make.  Their largest error nearly reaches the bound if the bound is narrow. NaN
-is left out: vectors and the rest of one kernel disagree on it (elu_backward, hardtanh_backward; torch 2.13.0).
+`ROWS` calls each pointwise backward kernel of torch directly, with operands whose bits are known.  Two requirements
+hold for a bound.  First, it admits torch's own results for tensors that are contiguous, strided, shorter and longer
+than a vector, and the result of an exact program that rounds once.  Second, it is narrow: an exact program that also
+makes the SPARE roundings of float32 that a kernel may make nearly reaches it.  NaN is left out, because the vectors and
+the rest of one kernel disagree on it (elu_backward, hardtanh_backward; torch 2.13.0).
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ LEAST = 0.05
 """The largest error must be at least this fraction of the bound, unless `REASONS` has a reason."""
 
 SLOPE = 129 / 256
-"""A factor whose products often lie in the middle between two numbers.
-
-Programs round such products in both directions.
-"""
+"""A factor whose products often lie in the middle between two numbers, so that programs round them differently."""
 
 SIZES = (1, 7, 15, 17, 31, 33, 63, 65)
 """Sizes of tensors around the vector lengths: 16 numbers of 16 bits in 256 bits of memory, 32 in 512."""
@@ -108,7 +105,7 @@ def _elu(alpha: float, scale: float, inner: float, *, of_result: bool) -> Builde
 
 
 def _gradient_of(numbers: Numbers, x: torch.Tensor, *, is_mean: bool) -> torch.Tensor:
-    """Returns the gradient of a loss; a mean's gradient is one number, about as large as the mean has terms."""
+    """Returns the gradient of a loss.  The gradient of a mean is one number, about as large as the mean has terms."""
     return 2**14 * numbers.of_size(x[:1], 1).reshape(()) if is_mean else numbers.of_size(x)
 
 
@@ -266,11 +263,10 @@ NOT_POINTWISE = {
         mps_convolution_backward mps_convolution_transpose_backward
     """,
 }
-"""Reason why `ROWS` need not judge backward operators of torch 2.13.0 -> their names."""
+"""Reason why `ROWS` need not judge backward operators of torch 2.13.0 -> names of these operators."""
 
 
 def not_judged() -> list[str]:
-    """Returns the backward operators of the installed torch that neither `ROWS` nor `NOT_POINTWISE` name."""
     names = {name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_all_op_names() if "aten::" in name}
     judged = {name.split()[0].rstrip(",") for name in ROWS}
     others = {name for listed in NOT_POINTWISE.values() for name in listed.split()}
@@ -311,7 +307,7 @@ def _programs(kernel: Any, call: Call) -> Iterator[tuple[torch.Tensor, ...]]:
 
 
 def _in_pieces(kernel: Any, call: Call, whole: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Returns the same results, some of them computed again in tensors a little shorter or longer than a vector."""
+    """Computes some of the results again, in tensors a little shorter or longer than a vector."""
     found, start = tuple(each.clone() for each in whole), 0
     for size in 8 * SIZES:
         some = slice(start, start + size)
@@ -416,11 +412,10 @@ FUNCTIONS: dict[str, Function] = {
     "x ** 3": Function(lambda x: x**3),
     "xlogy": Function(lambda x: torch.xlogy(x, x.flip(0).detach().abs())),
 }
-"""Functions, by name, whose gradient autograd composes, or that one kernel computes."""
+"""Name -> function whose gradient autograd composes, or that one kernel computes."""
 
 
 def functions(dtype: str, seed: int = 0, *, step: int = 1, names: Iterable[str] = FUNCTIONS) -> Found:
-    """Yields the output and the gradient of every function, as torch computes them, with their bounds."""
     for name in names:
         numbers = Numbers(dtype, seed, step)
         function, x = FUNCTIONS[name].call, FUNCTIONS[name].within(numbers.all)

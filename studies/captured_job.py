@@ -2,7 +2,7 @@
 
 torchrun --nproc-per-node 8 -m studies.captured_job FOLDER OPTIONS
 
-`equivtest.capture` stands around the forward and the backward; the job uses nothing else of equivtest.
+`equivtest.capture` encloses the forward and the backward.  The job uses nothing else of equivtest.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ HEAD_FEATURES = FEATURES // HEADS
 
 
 class Attention(nn.Module):
-    """Causal attention with rotary positions; its projections determine the number of heads."""
+    """Causal attention with rotary positions.  Its projections determine the number of heads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,10 +34,7 @@ class Attention(nn.Module):
 
 
 def rotated(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """Turns pairs of features by the angles of their positions.
-
-    Source: Su et al., RoFormer (2021), equation 34.
-    """
+    """Rotates pairs of features by the angles of their positions.  Source: Su et al., RoFormer (2021), equation 34."""
     first, second = x.chunk(2, dim=-1)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
@@ -57,8 +54,6 @@ class GatedLinear(nn.Module):
 
 
 class Layer(nn.Module):
-    """Adds attention(norm(x)) to x, then the gated linear of the normalized sum."""
-
     def __init__(self) -> None:
         super().__init__()
         self.attention_norm, self.attention = nn.RMSNorm(FEATURES, eps=1e-5), Attention()
@@ -71,8 +66,6 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Computes the logits of the next token."""
-
     angles: torch.Tensor
 
     def __init__(self, num_layers: int) -> None:
@@ -97,12 +90,11 @@ def decoder() -> nn.Module:
 
 
 def deep() -> nn.Module:
-    """Builds a decoder with three times as many layers."""
     return Decoder(3 * LAYERS)
 
 
 def far() -> nn.Module:
-    """Builds a decoder with so many layers that it takes far more memory than one of its layers."""
+    """Builds a decoder that takes far more memory than one of its layers."""
     return Decoder(12 * LAYERS)
 
 
@@ -117,7 +109,6 @@ def tensor_parallel(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def fsdp2(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Applies fully_shard to each layer, then to the whole module."""
     for layer in module.get_submodule("layers").children():
         fully_shard(layer, mesh=mesh)
     sharded: nn.Module = fully_shard(module, mesh=mesh)  # type: ignore[assignment]  # of both classes
@@ -159,4 +150,3 @@ def _planted(name: str) -> Callable[[nn.Module, DeviceMesh], nn.Module]:
 
 
 average, zeros, doubled, slightly = map(_planted, SPOILS)
-"""Functions that apply tensor parallelism with one defect, for the harness to call."""

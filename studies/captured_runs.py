@@ -2,8 +2,8 @@
 
 The jobs run without the harness.  NAMEs choose tables: right, defects, overhead, two, memory, changed.  The tables show
 the verdicts on right and wrong jobs beside the harness's verdicts, the cost of a capture, which of two runs is named,
-how much memory judging takes, and the verdict on folders with some bytes changed.  Exits with 1 if a row is not as it
-must be.
+how much memory judging takes, and the verdict on folders with some bytes changed.  The exit code is 1 if a row is
+wrong.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ def expect(what: str, *, holds: bool) -> None:
 
 
 def start(folder: Path, num_ranks: int, *options: str) -> str:
-    """Runs a job and returns its output."""
     command = [
         "torchrun",
         "--nproc-per-node",
@@ -73,7 +72,7 @@ def start(folder: Path, num_ranks: int, *options: str) -> str:
 
 
 def said(*folders: Path, build: str = "decoder") -> tuple[int, str, float]:
-    """Runs `equivtest judge` in a new process; returns its exit code, its output and its duration in seconds."""
+    """Runs `equivtest judge` in a new process.  Returns its exit code, its output and its duration in seconds."""
     begun_s = time.monotonic()
     names = list(map(str, folders))
     ended = subprocess.run(
@@ -86,7 +85,6 @@ def said(*folders: Path, build: str = "decoder") -> tuple[int, str, float]:
 
 
 def first_in(text: str) -> str:
-    """Returns the first wrong tensor that a message names, or ''."""
     match = re.search(r"Mismatch: \S+: (\S+) ", text)
     return match[1] if match else ""
 
@@ -168,7 +166,7 @@ def show_two(scratch: Path) -> None:
 
 
 def show_memory(scratch: Path) -> None:
-    """Shows that with LIMIT_BYTES of data the whole reference cannot be judged, but each captured submodule can."""
+    """Shows that with LIMIT_BYTES of data each captured submodule can be judged, but not the whole model."""
     print(f"\n48 layers on 2 ranks, judged with at most {LIMIT_BYTES // 2**20} MiB of data (RLIMIT_DATA)")
     for name, options in (("whole", ()), ("parts", ("--alone", "layers.?,layers.??,head,norm,tokens"))):
         folder = scratch / f"memory-{name}"
@@ -196,7 +194,7 @@ def _limit() -> None:
 
 
 def show_changed(scratch: Path) -> None:
-    """Changes, removes or doubles some bytes of a run: it must be refused by a message, or judged as before."""
+    """Changes, removes or doubles some bytes of a run.  The run must be refused by a message, or judged as before."""
     captured(scratch / "small")
     source, counts = random.Random(0), {"refused": 0, "judged the same": 0, "wrong": 0}
     for number in range(NUM_CHANGED):

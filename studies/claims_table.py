@@ -16,10 +16,7 @@ BEGIN, END = "<!-- python -m studies.claims_table --write -->", "<!-- end of wha
 
 
 def claims_of(prop: Property) -> str:
-    """Returns the claims of a property relative to the default claims, such as 'defaults but `a`; `b`, `c`'.
-
-    These are the missing default claims, then the additional claims.
-    """
+    """Returns the missing default claims and the additional claims, such as 'defaults but `a`; `b`, `c`'."""
     missing = [claim.name for claim in DEFAULT_CLAIMS if claim not in prop.claims]
     further = [claim.name for claim in prop.claims if claim not in DEFAULT_CLAIMS]
     if len(missing) == len(DEFAULT_CLAIMS):
@@ -45,13 +42,12 @@ def tables() -> str:
 
 
 def written(text: str) -> str:
-    """Returns the file's text with the tables replaced by those of today's code."""
+    """Returns the file's text with the tables replaced by tables of today's code."""
     before, _, rest = text.partition(BEGIN)
     return f"{before}{BEGIN}\n{tables()}\n{END}{rest.partition(END)[2]}"
 
 
 def main() -> None:
-    """Prints the tables, or with --write replaces them in the file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--write", action="store_true", help=f"into {PATH.name} of properties/, in place of the old ones"

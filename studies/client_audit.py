@@ -1,7 +1,8 @@
 """Prints a table of the collectives that claims check, from audits of runs: `python -m studies.client_audit REPORT...`.
 
 Reads audit.csv from folders that `--report` has written.  Properties share a row if their subjects call the same
-collectives and their claims detected faults in the same ones.  If several reports have a property, the last one counts.
+collectives and their claims detected faults in the same collectives.  If several reports have a property, the last one
+counts.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Judges language models of transformers with planted defects: `python -m studies.client_defects [SEED]`.
 
-Prints a row per defect: whether a claim fails, what is named first, and whether that is right.  For the same run it
-prints how many logits and gradients torch.testing.assert_close rejects at its default tolerances beside one process in
-bfloat16.  The rows of clean runs show how many of these rejections are right.  Needs what `make clients` installs.
+The table has a row per defect: whether a claim fails, what is named first, and whether that is right.  For the same run
+it shows how many logits and gradients torch.testing.assert_close rejects at its default tolerances, beside one process
+in bfloat16.  The rows of clean runs show how many of these rejections are right.  Needs what `make clients` installs.
 
 The right name is the spoiled boundary.  If a plain tensor looks like operands of a sum, the right name is the first
-boundary behind it that is not linear, which the table below names too.
+boundary after it that is not linear, which the table below names too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SHAPE = ("batch", "seq")
 INPUTS = written({"input_ids": ids(24, SHAPE), "labels": targets(24, SHAPE)})
 LAYER = "model.layers.{}."
 LIMIT_S = 600
-"""Seconds that one run of a case may take; on a busy machine these models take longer than a case's own limit."""
+"""Seconds that one run of a case may take.  On a busy machine these models take longer than a case's own limit."""
 
 
 class Planted(NamedTuple):
@@ -123,7 +123,6 @@ PLANTED = (
     Planted("layer not reduced", LLAMA, "model.layers.{}", ("grad." + LAYER,)),
     Planted("layer summed", LLAMA, "model.layers.{}", ("grad." + LAYER,)),
 )  # fmt: skip
-"""The defects, and the model in which each is planted."""
 
 
 def case_of(build: str, parallelize: str, world_size: int, seed: int) -> ModuleCase:
@@ -169,7 +168,6 @@ def rejected(case: ModuleCase, replies: Sequence[Reply]) -> str:
 
 
 def one_process(case: ModuleCase) -> dict[str, torch.Tensor]:
-    """Returns the logits and gradients of the unsharded model in bfloat16."""
     parts = split(case, draw(case, 0))
 
     def made(part: dict[str, torch.Tensor]) -> nn.Module:
@@ -182,7 +180,6 @@ def one_process(case: ModuleCase) -> dict[str, torch.Tensor]:
 
 
 def first_of(verdicts: Sequence[Verdict]) -> str:
-    """Returns the wrong tensor that the first failure names first, or ''."""
     failed = next((verdict for verdict in verdicts if verdict.failed), None)
     if failed is None:
         return ""
@@ -191,7 +188,7 @@ def first_of(verdicts: Sequence[Verdict]) -> str:
 
 
 def main() -> None:
-    """Prints the table; returns 1 if a defect is not found, or a run without defect is not right."""
+    """Prints the table.  Returns 1 if a defect is not found, or a run without defect is not right."""
     source = random.Random(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
     missed = alarms = 0
     with Pool(Backend("gloo", "cpu", ("tests.clients.language_models",))) as pool:
@@ -221,7 +218,7 @@ def main() -> None:
 
 
 def _print_clean(pool: Pool) -> int:
-    """Prints the rows of runs without defect; returns how many of them fail."""
+    """Prints the rows of runs without defect.  Returns how many of them fail."""
     alarms = 0
     ways = [(build, "tensor_parallel") for build in dict.fromkeys(each.build for each in PLANTED)]
     ways.append((LLAMA, "layers_sharded"))

@@ -1,6 +1,6 @@
 """Checks a commit's message: a short imperative, one change, and the reason: `python -m studies.commit_subject FILE`.
 
-A hook of pre-commit calls it (stage commit-msg).  CONTRIBUTING.md has the template.
+A hook of pre-commit calls it (stage commit-msg).  CONTRIBUTING.md has the rules.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ IMPERATIVES = {
 
 
 def problems_of(message: str) -> Iterator[str]:
-    """Yields the problems of a commit's message; none for a message that git made."""
+    """Yields the problems of a commit's message.  A message that git made has none."""
     lines = [line for line in message.splitlines() if not line.startswith("#")]
     subject = lines[0].strip() if lines else ""
     if MADE_BY_GIT.match(subject):
@@ -61,7 +61,7 @@ def _is_imperative(first: str, second: str = "") -> bool:
 
 
 def main(path: str) -> int:
-    """Prints the problems of the message in a file; returns 1 if it has any."""
+    """Prints the problems of the message in a file.  Returns 1 if there are any."""
     problems = list(problems_of(Path(path).read_text("utf-8")))
     for problem in problems:
         print(f"commit message: {problem}", file=sys.stderr)

@@ -26,7 +26,6 @@ RUN = (
 
 
 def equivtest(folder: Path, *arguments: str, fault: str = "") -> tuple[int, str]:
-    """Returns the exit code and the output of a command that runs in the folder."""
     done = subprocess.run(
         [sys.executable, "-m", "equivtest.cli", *arguments],
         cwd=folder,
@@ -39,7 +38,7 @@ def equivtest(folder: Path, *arguments: str, fault: str = "") -> tuple[int, str]
 
 
 def main(*faults: str) -> int:
-    """Prints a row for each fault; returns 1 if `compare` calls an honest run worse, or a faulty one not."""
+    """Prints a row for each fault.  Returns 1 if `compare` calls an honest run worse, or a faulty run not worse."""
     wrong = 0
     print("| backend | code of run | code of compare | worse | no longer judged |")
     print("|---|---|---|---|---|")
@@ -57,7 +56,6 @@ def main(*faults: str) -> int:
 
 
 def _named(changes: list[dict[str, Any]], category: str) -> str:
-    """Returns each claim of a category with its outcomes and its number of verdicts."""
     found = [each for each in changes if each["category"] == category]
     words = [f"{each['claim'] or each['example']}: {each['old']} to {each['new']} ({each['number']})" for each in found]
     return "; ".join(words) or "-"

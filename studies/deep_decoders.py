@@ -1,15 +1,19 @@
-"""A decoder of twelve layers, judged part by part: `python -m studies.deep_decoders [--seeds N] [--model M] [DTYPE
+"""Judges a decoder of twelve layers part by part: `python -m studies.deep_decoders [--seeds N] [--model M] [DTYPE
 ...]`.
 
-transformers' Llama, of tiny widths, under its own tensor parallelism on 2, 3 and 4 ranks and under FSDP2 on 2: three
-steps of AdamW, forward and backward, in bfloat16, float16 and float32.  Prints a row for each combination: how many
-seeds were called wrong; how many boundaries and other tensors there were, and on what share of each nothing was
-concluded; and three medians of CPU seconds: for the ranks, for judging, and for the ranks in float32 without capture of
-their parts.  `--rows FILE` appends each run to a file as a line of JSON, and continues from the runs in the file.
-`--model mixtral@4` takes another model of transformers and number of layers.  It also counts the tokens with equal
-scores at the edge of the chosen experts; the model `studies.deep_decoders:tied_experts` has such scores for every
-token.  Operands of functions within a part count at the place of their judgement.  Exits with 1 if a right run is
-called wrong, or more than one boundary in a hundred is inconclusive.  Needs what `make clients` installs.
+The model is transformers' Llama, of tiny widths, under its own tensor parallelism on 2, 3 and 4 ranks and under FSDP2
+on 2.  It takes three steps of AdamW, forward and backward, in bfloat16, float16 and float32.  Each row has, for one
+combination: how many seeds were called wrong; how many boundaries and other tensors there were, and on what share of
+each nothing was concluded; and three medians of CPU seconds: for the ranks, for judging, and for the ranks in float32
+without capture of their parts.
+
+`--rows FILE` appends each run to a file as a line of JSON, and continues from the runs in the file.  `--model
+mixtral@4` takes another model of transformers and number of layers, and counts the tokens with equal scores at the edge
+of the chosen experts.  The model `studies.deep_decoders:tied_experts` has such scores for every token.  Operands of
+functions within a part count at the place of their judgement.
+
+The exit code is 1 if a right run is called wrong, or more than one boundary in a hundred is inconclusive.  Needs what
+`make clients` installs.
 """
 
 from __future__ import annotations
@@ -51,8 +55,7 @@ VALUES = ("equals_unsharded", "gradients_equal_unsharded", "trains_like_unsharde
 HOW = (("tensor_parallel", 2), ("tensor_parallel", 3), ("tensor_parallel", 4), ("layers_sharded", 2))
 DTYPES = ("bfloat16", "float16", "float32")
 AT_ONCE = 5
-"""Number of seeds that one combination runs in a row: if a run is interrupted, combinations differ by at most five
-seeds."""
+"""Number of seeds that one combination runs in a row, so that an interrupted run has nearly equally many of each."""
 
 
 def cpu_s() -> float:
@@ -66,7 +69,7 @@ def cpu_s() -> float:
 
 
 class Repeated(nn.Module):
-    """Returns the first row of a weight three times, then its second: three of four experts have the same score."""
+    """Gives three of four experts the same score: the first row of a weight three times, then its second row."""
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         return weight[[0, 0, 0, 1]]
@@ -83,13 +86,13 @@ def tied_experts() -> nn.Module:
 def adamw(module: nn.Module) -> torch.optim.Optimizer:
     """Returns an AdamW with a rate whose steps bfloat16 can represent.
 
-    Its eps is one that float16 can represent: float16 rounds 1e-8 to zero, and then divides by zero.
+    float16 can represent its eps. float16 rounds the default, 1e-8, to zero, and then divides by zero.
     """
     return torch.optim.AdamW(module.parameters(), lr=2.0**-5, eps=2.0**-10)
 
 
 def case_of(model: str, parallelize: str, world_size: int, dtype: str, seed: int, steps: int = 3) -> ModuleCase:
-    """Builds a case; under FSDP2 each rank has one row of the batch."""
+    """Builds a case.  Under FSDP2 each rank has one row of the batch."""
     is_divided = parallelize == "layers_sharded"
     return ModuleCase(
         world_size=world_size,
@@ -115,7 +118,7 @@ class Judged(NamedTuple):
         boundaries, others: Numbers of tensors; `open_boundaries` and `open_others` of them are inconclusive.
         ties: Number of tokens with equal scores at the edge of the chosen experts.
         ran_s, judged_s: CPU seconds that the ranks took, and that judging them took.
-        alone_s: CPU seconds of the ranks without capture of their submodules; 0 if that was not measured.
+        alone_s: CPU seconds of the ranks without capture of their submodules, or 0 if not measured.
     """
 
     wrong: str
@@ -161,7 +164,7 @@ def ties_in(held: Mapping[str, Placed]) -> int:
 
 
 def run_on(pool: Pool, case: ModuleCase) -> tuple[list[Reply], float]:
-    """Runs the case; returns the replies of the ranks, and the CPU seconds that they took."""
+    """Runs the case.  Returns the replies of the ranks, and the CPU seconds that the ranks took."""
     begun_s = cpu_s()
     return pool.run("module", case, limit_s=LIMIT_S), cpu_s() - begun_s
 
@@ -192,11 +195,11 @@ def is_right(found: list[Judged]) -> bool:
 
 
 Key = tuple[str, str, int, int]
-"""(dtype, parallelization, number of ranks, seed) of a run."""
+"""(dtype, parallelization, world size, seed) of a run."""
 
 
 def read(path: Path | None) -> dict[Key, Judged]:
-    """Reads the runs that a file has; {} if there is no file."""
+    """Reads the runs that a file has."""
     rows = lines_of(path) if path and path.exists() else []
     return {(dtype, how, ranks, seed): Judged(*rest) for dtype, how, ranks, seed, *rest in rows}
 

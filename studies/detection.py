@@ -3,12 +3,11 @@
 Each defect is run on cases drawn by the property that must reject it, without the property's examples.  The table
 shows, for each kind of values, how many draws the claims reject and how many `assert_close` rejects.  `assert_close`
 has its default tolerances, torch's own unsharded result in the same dtype and the same slices.  A defect's row ends
-once the claims have rejected it `--enough` times by every kind that its cases draw; so the shares of a row that ended
-early are of fewer cases, and lean upwards.  Below, a second table shows the same for the subjects without a defect.
-It never ends early, and every rejection in it is a false alarm.
+once the claims have rejected it `--enough` times by every kind that its cases draw.  So a row that ended early has
+fewer cases, and its shares are too high.  A second table shows the same for the subjects without a defect.  It never
+ends early, and every rejection in it is a false alarm.
 
-Writes Markdown (`studies.detection_table`), and prints each row to stderr at once.  Several processes share the
-rows.
+Writes Markdown (`studies.detection_table`), and prints each row to stderr at once.  Several processes share the rows.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Task:
 
     Attributes:
         cases: Largest number of cases per world size.
-        enough: Number of rejections by every kind of values that ends the row; 0: the row never ends early.
+        enough: Number of rejections by every kind of values that ends the row. If 0, the row never ends early.
     """
 
     name: str
@@ -99,10 +98,6 @@ def _replaced(task: Task) -> str:
 
 
 def planned(subject: str, prop: Property, cases_per_world: int) -> list[Case]:
-    """Draws the cases of `prop` as if for `subject`, so that all defects of a subject get the same cases.
-
-    They are in turn of each world size.
-    """
     drawn = []
     for world_size in WORLD_SIZES:
         chunk = Chunk(world_size, limits.DTYPES, 1, cases_per_world, "detection")  # chunk 0 has the examples
@@ -112,7 +107,7 @@ def planned(subject: str, prop: Property, cases_per_world: int) -> list[Case]:
 
 @cache
 def _pool() -> Pool:
-    """Returns this process's pool of ranks; it is made at the first call and closed when the process ends."""
+    """Returns this process's pool of ranks, which lives from the first call to the end of the process."""
     pool = Pool()
     multiprocessing.util.Finalize(pool, pool.close, exitpriority=10)
     return pool
@@ -152,7 +147,7 @@ def rejections(prop: Property, known: KnownFailures, case: Case, replies: list[R
 
 
 def is_close_on_all_ranks(case: Case, draw: int, replies: Iterable[Reply]) -> bool | None:
-    """True if assert_close with default tolerances accepts every tensor; None if there is no unsharded result."""
+    """True if assert_close with default tolerances accepts every tensor.  None if there is no unsharded result."""
     whole = right(case, draw)
     if whole is None:
         return None
@@ -168,7 +163,7 @@ def is_close_on_all_ranks(case: Case, draw: int, replies: Iterable[Reply]) -> bo
 
 
 def is_close(name: str, placed: Placed, whole: Mapping[str, torch.Tensor], case: Case, rank: int) -> bool:
-    """True if assert_close accepts a rank's tensor against its slice of the unsharded one; padding is left out."""
+    """True if assert_close accepts a rank's tensor against its slice of the unsharded tensor.  Padding is left out."""
     if name not in whole:
         return True
     shape = tuple(whole[name].shape)
@@ -189,7 +184,7 @@ def is_close(name: str, placed: Placed, whole: Mapping[str, torch.Tensor], case:
 
 
 def tasks(chosen: argparse.Namespace) -> Iterator[Task]:
-    """Yields every requested row; rows of the same subject follow each other."""
+    """Yields every requested row.  Rows of the same subject follow each other."""
     for defect in sorted(defects(), key=lambda defect: defect.replaces):
         if chosen.only in defect.name:
             yield Task(defect.name, is_defect=True, cases=chosen.cases, enough=chosen.enough)
@@ -214,7 +209,6 @@ def run_all(wanted: list[Task], num_processes: int) -> dict[Task, Row]:
 
 
 def main() -> None:
-    """Parses the command line, and writes the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=12, help="cases per world size and defect, at most")
     parser.add_argument("--clean", type=int, default=40, help="cases per world size and property without a defect")

@@ -12,15 +12,14 @@ from tests.defects.defect import Defect
 KINDS = ("dense", "wide", "real", "special")
 
 Key = tuple[str, str]
-"""(kind of values, dtype)."""
 
 
 @dataclass
 class Tally:
     """Counts the draws of one row, by kind of values and dtype.
 
-    `judged` counts all draws, `rejected` those that claims reject, `compared` those with an unsharded result,
-    `not_close` those that assert_close rejects, and `missed` those that only claims reject.
+    `judged` counts all draws.  `rejected` counts the draws that claims reject, `compared` the draws with an unsharded
+    result, `not_close` the draws that assert_close rejects, and `missed` the draws that only claims reject.
     """
 
     judged: Counter[Key] = field(default_factory=Counter)
@@ -30,7 +29,7 @@ class Tally:
     missed: Counter[Key] = field(default_factory=Counter)
 
     def add(self, key: Key, *, rejected: bool, is_close: bool | None) -> None:
-        """Counts one draw; `is_close` is None if there was no unsharded result."""
+        """Counts one draw.  `is_close` is None if there was no unsharded result."""
         self.judged[key] += 1
         self.rejected[key] += rejected
         self.compared[key] += is_close is not None
@@ -39,18 +38,13 @@ class Tally:
 
     @staticmethod
     def of(counts: Counter[Key], part: str = "") -> int:
-        """Sums the counts of one kind of values or one dtype; '' for all."""
+        """Sums the counts of one kind of values or one dtype, or all counts."""
         return sum(number for key, number in counts.items() if part in ("", *key))
 
 
 @dataclass
 class Row:
-    """The result for one defect, or for one property without a defect.
-
-    Attributes:
-        num_cases, num_planned: Number of cases that were run, and number that was planned.
-        kinds: Kinds of values that the cases draw.
-    """
+    """The result for one defect, or for one property without a defect."""
 
     name: str
     num_planned: int
@@ -60,14 +54,10 @@ class Row:
     tally: Tally = field(default_factory=Tally)
 
     def caught_by(self) -> list[str]:
-        """Returns the kinds of values for which the claims rejected a draw."""
         return [kind for kind in KINDS if self.tally.of(self.tally.rejected, kind)]
 
     def only(self) -> str:
-        """Returns the only kind of values that caught the defect, if the cases drew others too.
-
-        It returns NONE if no kind caught the defect, and '' otherwise.
-        """
+        """Returns the only kind of values that caught the defect, NONE if none did, or ''."""
         caught = self.caught_by()
         if not caught:
             return "NONE"
@@ -77,7 +67,6 @@ class Row:
 def write_tables(
     defects: Sequence[tuple[Defect, Row]], clean: Sequence[Row], cases: int, enough: int, num_clean: int
 ) -> str:
-    """Returns the whole document; `cases`, `enough` and `num_clean` are options of the command line."""
     parts = (_families(defects), _of_dtypes(defects, clean), _defects(defects, cases, enough), _clean(clean, num_clean))
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
@@ -92,7 +81,7 @@ def _head(*names: str) -> Iterator[str]:
 
 
 def _share(tally: Tally, counts: Counter[Key], part: str = "") -> str:
-    """Returns the counted draws of all draws, such as '3/40'; '' if there are none."""
+    """Returns the counted draws of all draws, such as '3/40', or ''."""
     judged = tally.of(tally.compared if counts is tally.not_close else tally.judged, part)
     return f"{tally.of(counts, part)}/{judged}" if judged else ""
 

@@ -1,8 +1,8 @@
 """Plants faults in collectives, kernels and parallelizations; prints what is blamed: python -m studies.fault_layers.
 
 Each row runs cases of one property until one fails, and asks for the cause, as a search does for a case that it has
-shrunk.  Collectives are wrong in planted process groups, kernels on the device written in Python; parallelizations are
-the families' own defects.  [--only NAME ...] runs some rows.
+shrunk.  Collectives are wrong in planted process groups, kernels on the device written in Python.  Parallelizations are
+the families' own defects. [--only NAME ...] runs some rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from tests.programs.kernels import KERNEL
 from tests.programs.planted import FAULT
 
 MOST_CASES = 60
-"""Largest number of cases that are drawn of a property until one fails."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,8 @@ class Plant:
     """A planted fault, and the property that must reveal it.
 
     Attributes:
-        layer: 'collective', 'kernel' or 'parallelization': what must be blamed.
-        names: The collective or the operator that must be blamed by name; '' for a parallelization.
+        layer: What must be blamed: 'collective', 'kernel' or 'parallelization'.
+        names: The collective or the operator that must be blamed by name, or '' for a parallelization.
     """
 
     layer: str
@@ -126,7 +125,7 @@ def first_failure(plant: Plant, pool: Pool, known: KnownFailures) -> Verdict | N
 
 
 def told(plant: Plant, failure: Verdict, pool: Pool) -> str:
-    """Returns what the failure is blamed on, such as 'collective: ...'."""
+    """Returns the cause of a failure, such as 'collective: ...'."""
     claims = shipped()[plant.subject].claims
 
     def is_shown_by(replies: list[Reply]) -> bool:
@@ -136,7 +135,7 @@ def told(plant: Plant, failure: Verdict, pool: Pool) -> str:
 
 
 def main() -> int:
-    """Prints the table; returns 0 if at most two rows blame the wrong thing."""
+    """Prints the table.  Returns 0 if at most two rows blame the wrong thing."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[], choices=[plant.name for plant in PLANTS])
     only = parser.parse_args().only

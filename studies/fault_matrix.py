@@ -1,7 +1,7 @@
 """Prints how every fault of a rank is named: `python -m studies.fault_matrix --repeat 5`.
 
-Each fault occurs on each rank and at each moment. No fault may last longer than its limit and a second more, less the
-time for which the machine stood still.
+Each fault occurs on each rank and at each moment.  No fault may last more than a second longer than its limit, without
+the time for which the machine stood still.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def allow_for(num_burners: int) -> None:
 
 
 def print_table(results: dict[Cell, list[Result]]) -> None:
-    """Prints a row per fault and moment, a column per culprit: median seconds, and ! if a run went wrong."""
+    """Prints a row per fault and moment, and a column per culprit: median seconds, and ! if a run went wrong."""
     columns = list(dict.fromkeys(cell.column for cell in sorted(results, key=lambda cell: cell.column)))
     print(f"{'fault':26}" + "".join(f"{column:>8}" for column in columns) + "  named")
     rows = dict.fromkeys((cell.fault, cell.moment) for cell in results)

@@ -26,8 +26,6 @@ HEADER = "| finding | project | releases | effect | known failures | reported up
 
 @dataclass(frozen=True)
 class Finding:
-    """One file of findings/: its number, its title, and the four fields below the title."""
-
     path: Path
     number: int
     title: str
@@ -35,22 +33,17 @@ class Finding:
 
     @property
     def effects(self) -> list[str]:
-        """The effects of the finding's program, each one of EFFECTS."""
         return self.fields["Effect"].split(", ")
 
     @property
     def reports(self) -> list[str]:
-        """Links to upstream reports of this defect; empty if none was found."""
+        """Links to upstream reports of this defect."""
         upstream = self.fields["Upstream"]
         return [] if upstream.startswith("no") else re.findall(r"\[[^]]+\]\([^)]+\)", upstream)
 
 
 def read(path: Path) -> Finding:
-    """Reads a finding.
-
-    Raises:
-        ValueError: the first lines are not in the required form.
-    """
+    """Reads a finding.  Raises ValueError if the first lines are not in the required form."""
     first, _, *lines = path.read_text("utf-8").split("\n")
     title = re.fullmatch(r"# (\d+)\. (.+)", first)
     names = [re.fullmatch(r"- \*\*(\w+)\*\*: (.+)", line) for line in lines[: len(FIELDS)]]
@@ -64,13 +57,12 @@ def read_all() -> list[Finding]:
 
 
 def known_failures() -> list[dict[str, object]]:
-    """Returns every entry of the shipped known failures, also about releases that are not installed."""
+    """Returns every entry of the shipped known failures, including entries about releases that are not installed."""
     entries: list[dict[str, object]] = tomllib.loads(SHIPPED.read_text("utf-8"))["known_failure"]
     return entries
 
 
 def table() -> str:
-    """Returns the index as a table with one line per finding."""
     subjects: dict[int, Counter[str]] = {finding.number: Counter() for finding in read_all()}
     for entry in known_failures():
         for number in entry.get("findings", ()):
@@ -92,9 +84,9 @@ def _line(finding: Finding, subjects: Counter[str]) -> str:
 
 
 def by_project_and_effect(*, links: bool) -> str:
-    """Returns a table with a row per project and a column per effect; a cell has the findings' links or their number.
+    """Returns a table with a row per project and a column per effect.  A cell has the findings' links or their number.
 
-    A finding with several effects stands under each of them.
+    A finding with several effects is in the cell of each.
     """
     findings = read_all()
     rows = []

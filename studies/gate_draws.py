@@ -1,6 +1,6 @@
 """Draws the cases of the gate in several ways, which must all give the same hash: `python -m studies.gate_draws`.
 
-The hash is of the list of (subject, case, seeds). The ways: alone, with every property loaded, among modules full of
+The hash is of the list of (subject, case, seeds).  The ways: alone, with every property loaded, among modules full of
 constants, from a wheel, and as judged by a run of the gate with -n 0, 1 and 2.  With --drawn such a run only draws and
 does not judge, in a tenth of the time.
 """
@@ -31,7 +31,7 @@ MADE_UP = {
     "made_up_names": f"NAMES = {[f'shard({number})' for number in range(450)]}\n"
     f"KEYS = {[f'k{number}'.encode() for number in range(450)]}\n",
 }
-"""Name -> text of a module of a user, with as many constants as Hypothesis takes from one module."""
+"""Name -> text of a user's module, with as many constants as Hypothesis takes from one module."""
 
 DRAW = """
 import importlib, importlib.util, json, sys
@@ -76,12 +76,12 @@ def lines_of_draws(
     path: Iterable[Path] = (ROOT,),
     hash_seed: int = 0,
 ) -> list[str]:
-    """Draws the gate's cases in a new process; returns its lines, sorted.
+    """Draws the gate's cases in a new process.  Returns its lines, sorted.
 
     Args:
-        files: Pattern of the property files that it loads.
-        folder: Folder of these files; '' for the shipped ones.
-        imports: Modules that it imports first, from `cwd` among others.
+        files: Pattern of the property files that the process loads.
+        folder: Folder of these files, or '' for the shipped files.
+        imports: Modules that the process imports first.
     """
     options = json.dumps({"files": files, "folder": folder, "subjects": list(subjects), "imports": list(imports)})
     environment = environment_of(path) | {"PYTHONHASHSEED": str(hash_seed)}
@@ -93,7 +93,7 @@ def lines_of_draws(
 def lines_of_run(
     folder: Path, workers: int, suite: Path, *args: str, subjects: Sequence[str] = (), is_judged: bool = True
 ) -> list[str]:
-    """Runs a folder of properties with so many xdist workers; returns the cases that it judged or drew, sorted."""
+    """Runs a folder of properties with so many xdist workers.  Returns the cases that it judged or drew, sorted."""
     report = folder / "report"
     command = [sys.executable, "-m", "equivtest.cli", "run"]
     if not is_judged:
@@ -119,12 +119,10 @@ def line_of(record: Mapping[str, object]) -> str:
 
 
 def environment_of(path: Iterable[Path]) -> dict[str, str]:
-    """Returns this process's environment with another PYTHONPATH."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))}
 
 
 def make_up_modules(folder: Path) -> list[str]:
-    """Writes the modules of MADE_UP into a folder and returns their names."""
     for name, text in MADE_UP.items():
         (folder / f"{name}.py").write_text(text)
     return list(MADE_UP)
@@ -142,9 +140,9 @@ def mixed_suite(folder: Path, files: str = "test_*.py") -> Path:
 
 
 def wheel_python(folder: Path) -> str:
-    """Installs a wheel of this checkout in a new environment, which also sees this environment's packages.
+    """Installs a wheel of this checkout in a new environment, and returns the path of that environment's Python.
 
-    It returns the path of the new environment's Python.
+    The new environment also sees this environment's packages.
     """
     build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", f"--outdir={folder / 'dist'}", str(ROOT)]
     subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
@@ -158,7 +156,6 @@ def wheel_python(folder: Path) -> str:
 
 
 def ways(folder: Path, subjects: Sequence[str], *, is_judged: bool) -> Iterator[tuple[str, list[str]]]:
-    """Yields (name, lines) for each way of drawing the gate's cases."""
     empty = folder / "empty"
     empty.mkdir()
     made_up = make_up_modules(folder)
@@ -177,12 +174,11 @@ def ways(folder: Path, subjects: Sequence[str], *, is_judged: bool) -> Iterator[
 
 
 def hash_of(lines: Iterable[str]) -> str:
-    """Returns the first 16 hexadecimal digits of the lines' SHA-256."""
     return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()[:16]
 
 
 def main() -> None:
-    """Prints the hash for each way of drawing; returns 1 if they differ."""
+    """Prints the hash for each way of drawing.  Returns 1 if two hashes differ."""
     parser = argparse.ArgumentParser(prog="python -m studies.gate_draws")
     parser.add_argument("--subjects", default="", help="These alone, by comma; all take about a gate for each run.")
     parser.add_argument("--drawn", action="store_true", help="Have the runs draw and judge nothing.")

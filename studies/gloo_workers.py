@@ -1,7 +1,7 @@
 """Runs functional all_gathers in a gloo group of one rank: `python -m studies.gloo_workers SECONDS WORKERS`.
 
-With two workers, torch's own number, the process should die within seconds (torch 2.13.0; finding 39); with one, as
-ranks have, it prints how many collectives it survived.
+With two workers, torch's own number, the process should die within seconds (torch 2.13.0; finding 39).  With one
+worker, as ranks have, the study prints how many collectives the process survived.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks what is left on two hosts after the parent, its hub or a host ends for good.
 
-Run as a program, this module is the parent.
+This module is also the program that runs as the parent.
 """
 
 from __future__ import annotations
@@ -60,20 +60,19 @@ def hub_killed(process: subprocess.Popen[bytes], hosts: list[Host]) -> None:
 
 
 def cut_off(process: subprocess.Popen[bytes], hosts: list[Host]) -> None:
-    """Cuts the parent off for good; the hosts still reach each other."""
+    """Cuts the parent off for good.  The hosts still reach each other."""
     remove_parents_address()
     process.kill()
 
 
 def all_cut_off(process: subprocess.Popen[bytes], hosts: list[Host]) -> None:
-    """Cuts each host off for good, from the parent and from the other host: torchrun does not give up soon then."""
+    """Cuts each host off for good, from the parent and from the other host, so that torchrun does not give up soon."""
     for host in hosts:
         host.cut()
     process.kill()
 
 
 def host_gone(process: subprocess.Popen[bytes], hosts: list[Host]) -> None:
-    """Ends the second host for good."""
     hosts[1].cut()
     for each in hosts[1].processes():
         each.kill()
@@ -131,7 +130,7 @@ def ends(names: Sequence[str]) -> int:
 
 
 def _wait(look: Callable[[], list], limit_s: float) -> float:
-    """Returns the seconds until nothing is left; a second more than the limit if something still is."""
+    """Returns the seconds until nothing is left, or more than the limit if something still is."""
     begun_s = time.monotonic()
     while look():
         if time.monotonic() - begun_s > limit_s:

@@ -31,11 +31,7 @@ def _ip(*words: str) -> str:
 
 @dataclass
 class Host:
-    """One of the two hosts.
-
-    Attributes:
-        log: File with the output of its torchruns.
-    """
+    """One of the two hosts."""
 
     number: int
     folder: Path
@@ -82,11 +78,7 @@ class Host:
         _ip("link", "set", self.link, "up")
 
     def start(self, port: int, slots: int, restarts: int, patience_s: int = 60) -> None:
-        """Starts torchrun on this host, as a user would.
-
-        Args:
-            patience_s: Seconds that torchrun waits for other torchruns; the default is torchrun's.
-        """
+        """Starts torchrun on this host, as a user would.  It waits `patience_s` for the other torchrun."""
         temporary = self.folder / f"temporary-{self.number}"
         temporary.mkdir(exist_ok=True)
         conf = f"is_host={int(self.number == 1)},read_timeout={patience_s}"
@@ -165,7 +157,6 @@ def _says(process: psutil.Process, *words: str, torchrun: bool = True) -> bool:
 
 @contextlib.contextmanager
 def two_hosts(folder: Path) -> Iterator[list[Host]]:
-    """Makes both hosts, yields them, and removes them at the end."""
     hosts = [Host(1, folder), Host(2, folder)]
     made = []
     _ip("link", "add", BRIDGE, "type", "bridge")

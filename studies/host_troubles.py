@@ -1,4 +1,4 @@
-"""Inflicts troubles on ranks of other hosts, and says how messages must name them: for `studies.hosts`."""
+"""Causes troubles on ranks of other hosts, and says how messages must name them, for `studies.hosts`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ ANEW_S = 60.0  # for a process that an earlier trouble ended to be there again
 
 @dataclass
 class Trouble:
-    """A trouble that was inflicted on a host.
+    """A trouble of a host.
 
     Attributes:
         words: Words that must all be in one line of the message.
-        undo: Ends the trouble; called once the victim has been affected long enough.
-        lasts_s: Seconds that the trouble lasts.
+        undo: Ends the trouble, after `lasts_s` seconds.
     """
 
     name: str
@@ -92,9 +91,9 @@ def stop_rank(host: Host, chance: random.Random) -> Trouble:
 
 
 def kill_torchrun(host: Host, chance: random.Random) -> Trouble:
-    """Ends torchrun and its slots; starts it again once the other torchrun has forgotten it.
+    """Ends torchrun and its slots, and starts it again when the other torchrun has forgotten it.
 
-    If it starts sooner, the rendezvous of both torchruns fails after a minute, and also if they share a store (2.13.0).
+    If it starts sooner, or if both torchruns share a store, their rendezvous fails after a minute (2.13.0).
     """
     assert host.torchrun is not None
     host.torchrun.kill()

@@ -5,7 +5,7 @@
     run ...    `equivtest run ...` with ranks on both hosts
     cut ...    the same, while one host is cut off for 15 s every 45 s: each cut is reported, no verdict changes
 
-The hosts are network namespaces of this machine, which takes root and iproute2.
+The hosts are network namespaces of this machine, which requires root and iproute2.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def is_right(replies: list) -> bool:
 
 
 def endure(kind, number: int, hosts: list[Host], hub: RunHub, pool: Pool) -> tuple[Trouble, str, float]:
-    """Causes one trouble; returns it, the message that names it, and the seconds until ranks answer as before."""
+    """Causes one trouble.  Returns it, the message that names it, and the seconds until ranks answer as before."""
     chance = random.Random(number)
     before, host, done = len(hub.events()), chance.choice(hosts), []
 
@@ -130,7 +130,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def run(arguments: list[str], *, cuts: bool = False) -> int:
-    """Runs `equivtest run` with ranks on both hosts; returns its exit code, or 1 if something is left on them."""
+    """Runs `equivtest run` with ranks on both hosts.  Returns its exit code, or 1 if something is left on the hosts."""
     with tempfile.TemporaryDirectory() as folder, two_hosts(Path(folder)) as hosts:
         start(hosts)
         begun_s, num_cuts = time.monotonic(), 0

@@ -1,4 +1,4 @@
-"""Reads files of JSON lines, as reports have and as commands of this folder write."""
+"""Reads files of JSON lines."""
 
 from __future__ import annotations
 
@@ -8,5 +8,4 @@ from typing import Any
 
 
 def lines_of(*files: Path) -> list[Any]:
-    """Reads the lines of all files, in order."""
     return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]

@@ -1,7 +1,7 @@
 """Counts the planted defects that the shipped cases of a profile reject: `python -m studies.kills`.
 
 Each defect takes the place of its subject in the property that judges it.  The profile's cases run in their order until
-a claim fails.  `--random` takes random cases, as many as before there were covering arrays.
+a claim fails.  `--random` takes random cases, as many as a profile had before there were covering arrays.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Row:
     """How soon the cases of a profile rejected one defect.
 
     Attributes:
-        visits: Number of cases until the first that a claim rejects; 0: no case is rejected.
+        visits: Number of cases until the first that a claim rejects, or 0.
         cases: Number of cases that the profile has for that property.
     """
 
@@ -42,7 +42,7 @@ class Row:
 
 
 def cases_of(prop: Property, subject: str, profile: Profile) -> list[Case]:
-    """Returns the cases that a run of the profile has for `subject` under a property, in turn of each world size."""
+    """Returns the cases that a run of the profile has for `subject` under a property, the world sizes in turn."""
     prop = replace(prop, subject=subject)
     has_tables = builder_of(prop.cases) is not None
     parts = plan(profile, prop.among(limits.WORLD_SIZES), prop.weight, has_tables=has_tables)
@@ -57,7 +57,6 @@ def rejects(prop: Property, known: KnownFailures, case: Case, pool: Pool) -> boo
 
 
 def judged(defect: Defect, profile: Profile, pool: Pool) -> Row:
-    """Runs the profile's cases for a defect's subject until a claim rejects one."""
     begun_s, known = time.monotonic(), known_of(defect)
     props = (p for p in shipped().values() if p.subject == defect.replaces and p.refuses_only == is_refusal(defect))
     judged_as = [replace(prop, subject=defect.subject) for prop in props]
@@ -73,17 +72,13 @@ def is_refusal(defect: Defect) -> bool:
 
 
 def wanted(only: Sequence[str]) -> Iterator[Defect]:
-    """Yields the defects whose subject contains one of `only`, except those in users' programs.
-
-    Other studies count the defects in users' programs.
-    """
+    """Yields the defects whose subject contains one of `only`, except defects in users' programs."""
     for defect in defects():
         if defect.replaces != "module" and any(part in defect.replaces for part in only):
             yield defect
 
 
 def main() -> None:
-    """Prints a line for each defect, and how many were rejected."""
     parser = argparse.ArgumentParser(prog="python -m studies.kills")
     parser.add_argument("--only", default="", help="Defects of subjects whose name contains one of these, by comma.")
     parser.add_argument("--profile", default="gate", choices=("smoke", "gate", "conformance"))

@@ -1,6 +1,6 @@
 """Prints the message of each of fifteen mistakes of a newcomer: `python -m studies.mistakes`.
 
-The study ends with exit code 1 if a message has more than five lines, shows a traceback, or names no way out.
+The exit code is 1 if a message has more than five lines, shows a traceback, or names no way out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Mistake:
 
     Attributes:
         way_out: What the message must say.
-        build: A function of tests/programs/mistakes.py, and `parallelize` too.
+        build, parallelize: Functions of tests/programs/mistakes.py.
         changes: Arguments that are wrong, or that the mistake needs.
     """
 
@@ -37,7 +37,6 @@ class Mistake:
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     def message(self) -> str:
-        """Returns the message; '' if the mistake is not found."""
         arguments: dict[str, Any] = {"inputs": SHAPES, "world_sizes": (2,), "dtypes": ("float32",), "audit": False}
         try:
             equivtest.check(self.build, self.parallelize, raises=True, **arguments | dict(self.changes))
@@ -80,7 +79,6 @@ MISTAKES = (
 
 
 def problem_of(mistake: Mistake, message: str) -> str:
-    """Returns what is wrong with a message; '' if nothing is."""
     if not message:
         return "not found"
     if (num_lines := len(message.splitlines())) > MOST_LINES:

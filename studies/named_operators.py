@@ -1,7 +1,7 @@
 """Counts how often a wrong operator on DTensors in a user's layer is blamed by name: python -m studies.named_operators.
 
 Each row plants one wrong rule of `tests.programs.rules` in torch, on every rank, and runs one layer of
-`tests.programs.sharded_layers`.  [NAME ...] runs some rows.
+`tests.programs.sharded_layers`. [NAME ...] runs some rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FEWEST = 0.9
 
 
 def fault_of(name: str, pool: Pool) -> str:
-    """Returns the cause that is found for the layer's failure; '' if no claim rejects the layer."""
+    """Returns the cause that is found for the layer's failure, or '' if no claim rejects the layer."""
     failed = [verdict for verdict in judge(subject_of(name), case_of(name), pool) if verdict.failed]
     return with_fault(failed[0], pool).fault if failed else ""
 
@@ -29,7 +29,7 @@ def is_named(name: str, fault: str) -> bool:
 
 
 def main(names: list[str]) -> int:
-    """Prints the table; returns 0 if at least FEWEST of the operators are named."""
+    """Prints the table.  Returns 0 if at least FEWEST of the operators are named."""
     print("| wrong rule | named | fault |\n|---|---|---|")
     found = {}
     with Pool() as pool:

@@ -1,11 +1,11 @@
 """Follows pages of the documentation as a newcomer does, in a fresh environment: `python -m studies.newcomer`.
 
-It builds the wheel, installs it in an environment outside of the checkout, and starts each page in an empty folder.  A
-page is followed from its blocks alone: a file is written, a command is run, and the text behind a command must be what
-the command prints.  A command that says `# exit code 1` must end with that code, any other with 0.  The study ends
-with exit code 1 if a step differs from its page.
+The study builds the wheel, installs it in an environment outside of the checkout, and starts each page in an empty
+folder.  A page is followed from its blocks alone: a file is written, a command is run, and the text after a command
+must be what the command prints.  A command that says `# exit code 1` must end with that code, any other with 0.  The
+exit code of the study is 1 if a step differs from its page.
 
-The device is the one in Python of tests/programs, in a package of its own as a vendor would ship it.
+The device is the one written in Python in tests/programs, in a separate package as a vendor would ship it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.documents import Outcome, blocks, fenced, file_name
 
 ROOT = Path(__file__).parents[1]
 DEVICE = {"BACKEND": "shadow", "DEVICE": "shadow", "PACKAGE": "shadow"}
-"""What a vendor writes in place of these words of a page."""
+"""Word of a page -> what a vendor writes in its place."""
 LIMIT_S = 900
 _CODE = re.compile(r"# exit code (\d)")
 
@@ -54,8 +54,8 @@ class Page:
     """A page to follow.
 
     Attributes:
-        section: The heading of the part that is followed; '' for the whole page.
-        files_of: Pages whose files the page says that it takes.
+        section: The heading of the part that is followed, or '' for the whole page.
+        files_of: Pages whose files the page uses.
     """
 
     path: str
@@ -85,9 +85,9 @@ class Step:
     """A command of a page, and how it ended.
 
     Attributes:
-        seconds: Wall-clock time, with the processor time of all its processes beside it.
-        judged_s: Seconds until the first case was judged; None for a command other than `equivtest run`.
-        problem: How it differs from the page; '' if it does not.
+        seconds, cpu_s: Wall-clock time, and processor time of all processes.
+        judged_s: Seconds until the first case was judged. None for a command other than `equivtest run`.
+        problem: How the step differs from the page, or ''.
     """
 
     page: str
@@ -111,7 +111,6 @@ class Newcomer:
         self.environment["PATH"] = f"{self.python.parent}:{os.environ['PATH']}"
 
     def install(self) -> Step:
-        """Makes the environment and installs the wheel with the releases of constraints.txt."""
         build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(self.home / "dist")]
         subprocess.run([*build, str(ROOT)], check=True, stdout=subprocess.DEVNULL)
         (wheel,) = (self.home / "dist").glob("*.whl")
@@ -128,7 +127,6 @@ class Newcomer:
         return step
 
     def run(self, page: str, command: str, folder: Path) -> Step:
-        """Runs one line of shell."""
         self.observed.unlink(missing_ok=True)
         cpu_s, begun_s = sum(os.times()[2:4]), time.monotonic()
         ended = subprocess.run(
@@ -152,7 +150,6 @@ class Newcomer:
         return step
 
     def follow(self, page: Page) -> Iterator[Step]:
-        """Yields the steps of a page, which starts in an empty folder."""
         folder = Path(tempfile.mkdtemp(dir=self.home))
         for other in page.files_of:
             for code in fenced(ROOT / other, "python"):
@@ -199,7 +196,7 @@ def main() -> int:
 
 
 def follow_all(newcomer: Newcomer) -> int:
-    """Prints the table of all steps and the milestones; returns 1 if a step differs from its page."""
+    """Prints the table of all steps and the milestones.  Returns 1 if a step differs from its page."""
     steps = [newcomer.install()]
     for _ in range(2):  # the first reads the disk
         torch = newcomer.run("", 'python -c "import torch"', newcomer.home)

@@ -1,13 +1,13 @@
-"""Judges each operator of DTensors: a sweep that can be interrupted, continued and shared, and its table.
+"""Judges each operator of DTensors, in a sweep that can be interrupted, continued and shared, and prints a table.
 
     python -m studies.operator_coverage FILE [--strength 1] [--cases 0] [--seed 0] [--shard 1/2] [OPERATOR ...]
     python -m studies.operator_coverage FILE [FILE ...] --table
 
-The first adds one line of JSON per operator to FILE, except for operators that FILE already has.  It prints an unknown
-failure as soon as it occurs.  The second prints the results of all files together.  For each operator it counts draws,
-forward and in the gradient: equal (`=`), within a bound (`~`), inconclusive (`?`), refused on every rank
-alike (`R`), failed as is known (`K`) or failed (`X`).  It also prints why the other operators of torch's list
-are left out.
+The first command adds one line of JSON per operator to FILE, except for operators that FILE already has.  It prints an
+unknown failure as soon as it occurs.  The second command prints the results of all files together.  For each operator
+it counts draws, forward and in the gradient: equal (`=`), within a bound (`~`), inconclusive (`?`), refused on every
+rank alike (`R`), failed as is known (`K`) or failed (`X`).  It also prints why the other operators of torch's list are
+left out.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ DIRECTIONS = ("forward", "gradient")
 CLAIMS = {"forward": equals_unsharded, "gradient": gradients_equal_unsharded}
 KINDS = ("replicate", "shard", "partial")
 LOUD = {"raised": "raises", "timed_out": "hangs", "lost": "ends its process", "not_supported": "not supported"}
-"""Kind of a verdict on a whole run -> what the operator does, in words."""
+"""Kind of a verdict on a whole run -> what the operator does."""
 KNOWN = KnownFailures.load(SHIPPED)
 SUBJECT = "dtensor_operators"
 
@@ -66,7 +66,7 @@ def is_known(verdict: Verdict) -> bool:
 
 
 def signs_of(case: OperatorCase, replies: list[Reply], verdicts: list[Verdict]) -> Signs:
-    """Yields (direction, sign, reason) for each draw; see the module for the signs."""
+    """Yields (direction, sign, reason) for each draw.  The docstring of the module lists the signs."""
     failed = [verdict for verdict in verdicts if verdict.failed]
     worst = "X" if any(not is_known(verdict) for verdict in failed) else "K"
     if any(reply.outcome not in ("answered", "not_in_mesh") for reply in replies):
@@ -96,11 +96,12 @@ def signs_of(case: OperatorCase, replies: list[Reply], verdicts: list[Verdict]) 
 def outcome_of(verdicts: list[Verdict], signs: set[tuple[str, str]]) -> tuple[str, str]:
     """Returns the outcome of a case, and its wrong tensor or a message.
 
-    An outcome of the forward comes before a gradient's. "holds" is every outcome that is neither wrong nor refused,
-    also inconclusive ones.  A failure counts whether it is known or not, because another release may have mended it.
+    An outcome of the forward comes before an outcome of the gradient. "holds" is every outcome that is neither wrong
+    nor refused, including inconclusive outcomes.  A failure counts even if it is known, because another release may be
+    right.
 
     Args:
-        signs: (direction, sign) of its draws.
+        signs: (direction, sign) of the case's draws.
     """
     for verdict in verdicts:
         if verdict.kind in LOUD:
@@ -117,14 +118,14 @@ def outcome_of(verdicts: list[Verdict], signs: set[tuple[str, str]]) -> tuple[st
 
 
 def cases_of(name: str, strength: int, num_cases: int, seed: int) -> list[OperatorCase]:
-    """Returns the enumerated calls of an operator on two ranks, and `num_cases` drawn cases on all numbers of ranks."""
+    """Returns the enumerated calls of an operator on two ranks, and `num_cases` drawn cases on all world sizes."""
     space = Space(limits.WORLD_SIZES, limits.DTYPES)
     further = drawn(operator_cases(space, operators=(name,)), num_cases, number=seed) if num_cases else []
     return [*calls_of_operator(name, 2, "float32", strength), *further]
 
 
 def judged(name: str, strength: int, num_cases: int, seed: int, pool: Pool) -> dict[str, Any]:
-    """Judges one operator and returns the line about it for the file."""
+    """Judges one operator and returns its line for the file."""
     begun_s, counts, reasons, failures = time.monotonic(), Counter[str](), defaultdict[str, Counter[str]](Counter), []
     verdicts_of: Counter[str] = Counter()
     outcomes: dict[str, tuple[str, str]] = {}
@@ -158,10 +159,7 @@ def judged(name: str, strength: int, num_cases: int, seed: int, pool: Pool) -> d
 
 
 def sweep(file: Path, names: Iterable[str], strength: int, num_cases: int, seed: int) -> None:
-    """Judges the operators that the file lacks for this seed, and adds their lines.
-
-    It prints operators that the installed torch refuses.
-    """
+    """Judges the operators that the file lacks for this seed, and adds their lines.  Prints refused operators."""
     done = {(line["operator"], line["seed"]) for line in lines_of(file)} if file.exists() else set()
     with Pool() as pool, file.open("a", encoding="utf-8") as out:
         for name in names:
@@ -176,7 +174,6 @@ def sweep(file: Path, names: Iterable[str], strength: int, num_cases: int, seed:
 
 
 def has_gradient(name: str) -> bool:
-    """True if the unsharded operator has a gradient in at least one form."""
     return any(
         result.operands
         for form in forms_of(name)
@@ -185,7 +182,7 @@ def has_gradient(name: str) -> bool:
 
 
 def table(lines: list[dict[str, Any]]) -> Iterator[str]:
-    """Yields a row per operator, also for operators that are left out, and the number of judged ones."""
+    """Yields a row per operator, including operators that are left out, and the number of judged operators."""
     counts: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
     reasons: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for line in lines:

@@ -3,8 +3,8 @@
 python -m studies.operator_defects [--beside | --gate] [NAME ...]
 
 `time` is the search's time until a claim rejects the defect, `smallest` is the case after shrinking.  With --beside,
-torch's `strategy_validation` checks the same operator with the same rule planted: it is red if it finds more wrong
-rules than without.  With --gate only a gate's drawn and enumerated cases are run.
+torch's `strategy_validation` checks the same operator with the same rule planted.  It is red if it finds more wrong
+rules than without the planted rule.  With --gate only a gate's drawn and enumerated cases are run.
 
 Source: torch.distributed.tensor._ops.strategy_validation.compare_operator (2.13.0), on samples of torch's own list.
 """
@@ -62,7 +62,7 @@ def known_of(name: str) -> KnownFailures:
 
 
 def found(name: str, pool: Pool) -> tuple[str, float, int]:
-    """Returns (rejecting claim and smallest case, seconds until the rejection, number of cases until then)."""
+    """Returns (rejecting claim and kind, seconds until the rejection, number of cases until then)."""
     prop, known, begun_s = property_of(name), known_of(name), time.monotonic()
     space = Space((WRONG[name].world_size,), DTYPES)
     for number, case in enumerate(drawn(prop.cases(space), MAX_CASES), 1):
@@ -93,10 +93,7 @@ def killed(name: str, cases: Iterable[OperatorCase], pool: Pool) -> str:
 
 
 def gate_rows(names: list[str]) -> Iterator[str]:
-    """Yields a row of the table for each defect: how many of a gate's cases reject it.
-
-    Only cases of the defect's operator run; cases of other operators could only add rejections.
-    """
+    """Yields a table with a row for each defect: how many of a gate's cases of the defect's operator reject it."""
     yield "| defect | operator | random cases | reject it | enumerated calls | reject it |"
     yield "|" + " --- |" * 6
     with Pool() as pool:

@@ -3,9 +3,9 @@
     python -m studies.operator_forms [--undecided]
 
 One line of JSON per form goes to `equivtest/families/operators/forms.jsonl`: the operator, the way ('', 'in place' or
-'out'), the text of the call, the shape of each tensor and what it holds.  An operator without a form has a line that
-says why.  With --undecided, forms stay as they are, and each operator whose results the oracle cannot judge in any
-form gets a line that says why: the operator, the way and the reason.
+'out'), the text of the call, the shape of each tensor and the tensor's contents.  An operator without a form has a line
+with the reason.  With --undecided, forms stay as they are, and each operator whose results the oracle cannot judge in
+any form gets a line with the operator, the way and the reason.
 
 Source: torch.testing._internal.common_methods_invocations.op_db (2.13.0), OpInfo.sample_inputs.
 """
@@ -31,7 +31,6 @@ from equivtest.families.operators.oracle import judged_how
 MAX_FORMS = {"": 5, IN_PLACE: 1, OUT: 1}
 MAX_NUMEL, MAX_OPERANDS, MAX_RESULT = 250, 6, 1000
 MAX_SAMPLES = 400
-"""Largest number of samples of an operator that are looked at."""
 
 
 UNDEFINED = {"byte": "what it makes of a negative number is undefined"}
@@ -39,7 +38,7 @@ UNDEFINED = {"byte": "what it makes of a negative number is undefined"}
 
 
 class LeftOutError(Exception):
-    """Raised if a sample cannot become a form; the message says why."""
+    """Raised if a sample cannot become a form.  The message is the reason."""
 
 
 class Form(NamedTuple):
@@ -56,7 +55,6 @@ class Form(NamedTuple):
 
     @property
     def is_even(self) -> bool:
-        """True if two ranks divide the first dim of the first tensor evenly."""
         return not self.shapes[0] or self.shapes[0][0] % 2 == 0
 
 
@@ -90,7 +88,7 @@ def write_forms() -> None:
 
 
 def mark_undecided() -> None:
-    """Replaces the lines of undecided operators."""
+    """Replaces the lines of operators whose results the oracle cannot judge."""
     lines = [line for line in map(json.loads, FILE.read_text("utf-8").splitlines()) if len(line) != 3]
     for name, way in {name_of(line[0], line[1]): line[1] for line in lines if len(line) > 2}.items():
         if reason := undecided(name):
@@ -99,7 +97,7 @@ def mark_undecided() -> None:
 
 
 def undecided(name: str) -> str:
-    """Returns why the oracle cannot judge any result of any form of an operator; '' if it can."""
+    """Returns why the oracle cannot judge any result of any form of an operator, or ''."""
     reason = ""
     for form in OPERATORS[name].form(()):
         whole = (("replicate",),) * len(form.shapes)
@@ -169,11 +167,7 @@ def numel(shape: tuple[int, ...]) -> int:
 
 
 def form_of(name: str, way: str, sample: Any) -> Form:
-    """Converts a sample to a form.
-
-    Raises:
-        LeftOutError: the enumeration cannot make or judge such a call.
-    """
+    """Converts a sample to a form.  Raises LeftOutError if the enumeration cannot make or judge such a call."""
     tensors: list[torch.Tensor] = []
     positional = [text_of(each, tensors) for each in (sample.input, *sample.args)]
     named = [f"{key}={text_of(each, tensors)}" for key, each in sample.kwargs.items()]
@@ -201,7 +195,7 @@ def form_of(name: str, way: str, sample: Any) -> Form:
 
 
 SMALLER = {20: 5, 16: 4, 15: 6, 12: 4, 10: 4, 9: 4, 8: 4, 7: 3}
-"""Large size in a sample -> size that is tried instead."""
+"""Large size in a sample -> smaller size that is tried in its place."""
 
 
 def small(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -260,7 +254,7 @@ def holding(tensor: torch.Tensor) -> str:
 
 
 def require_judgeable(name: str, form: Form) -> None:
-    """Raises LeftOutError unless the operator gives the same results each time, in shapes that no value determines."""
+    """Raises LeftOutError if the operator gives different results each time, or if values determine shapes."""
     seeds, found = (0, 0, 1), []
     for seed in seeds:
         try:
@@ -288,7 +282,6 @@ def require_judgeable(name: str, form: Form) -> None:
 
 
 def constant_operands(form: Form) -> list[torch.Tensor]:
-    """Returns the operands with which a case computes the shapes of the results."""
     kinds = [content.partition(" ")[0] for content in form.holds]
     kinds = [{"below": "whole"}.get(kind, kind) for kind in kinds]
     return [plain_operand(*row, "float32") for row in zip(kinds, form.holds, form.shapes, strict=True)]

@@ -1,9 +1,8 @@
 """Looks at pages in headless Chromium, as `make page` does: python -m studies.page [--shots FOLDER] PAGE.html ...
 
-Each page is opened on a desktop, light and dark, and on a phone.  A problem is what axe-core calls serious or
-critical, a page wider than its screen, a file of 2 MB or more, or a request that leaves the machine.  The exit code
-is 1 if there is one.
-playwright, axe-core and Chromium are not among the dependencies: see `make page`.
+Each page is opened on a desktop, light and dark, and on a phone.  A problem is what axe-core calls serious or critical,
+a page wider than its screen, a file of 2 MB or more, or a request that leaves the machine.  The exit code is 1 if there
+is a problem. playwright, axe-core and Chromium are not among the dependencies: see `make page`.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ MOST_BYTES = 2 << 20
 
 
 class Screen(NamedTuple):
-    """A screen in CSS pixels, and the colour scheme that its user prefers."""
-
     name: str
     width: int
     height: int
@@ -44,7 +41,7 @@ def look(browser: Any, path: Path, screen: Screen, shot: Path | None) -> Iterato
     """Yields the problems of a page on a screen.
 
     Args:
-        shot: File of the picture of the whole page.
+        shot: File for a picture of the whole page.
     """
     context = browser.new_context(
         viewport={"width": screen.width, "height": screen.height}, color_scheme=screen.scheme, reduced_motion="reduce"

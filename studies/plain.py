@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 BUDGET = {"documents": 1.0, "messages": 1.0, "docstrings": 2.0, "comments": 2.0}
-"""Number of idioms that are allowed per 1,000 words of each kind of text; one is always allowed."""
+"""Number of idioms that are allowed per 1,000 words of each kind of text.  One idiom is always allowed."""
 
 EXAMPLES = ("test_plain.py",)
-"""Files that quote the idioms, so that they are not counted there."""
+"""Files that quote the idioms.  The idioms in these files do not count."""
 
 DETERMINERS = "a|an|the|it|they|there|that|this|one|none|no|some|all|each|every|nobody|nothing|something"
 IDIOMS = {
@@ -37,15 +37,13 @@ IDIOMS = {
     "where it": rf"\bwhere (?:{DETERMINERS}) ",
     "as it is": r"\bas (?:it|they) (?:is|are|was|does|do) ",
 }
-"""Name of an idiom -> its pattern; CONTRIBUTING.md says what to write in its place."""
+"""Name of an idiom -> its pattern.  CONTRIBUTING.md says what to write in its place."""
 
 _PATTERNS = [(name, re.compile(pattern, re.IGNORECASE)) for name, pattern in IDIOMS.items()]
 _PATTERNS.append(("begins with", re.compile(r"^(?:What|As|Those|Of|In which|Such) ")))
 
 
 class Line(NamedTuple):
-    """One line of text that a person reads."""
-
     kind: str
     path: str
     number: int
@@ -99,7 +97,7 @@ def tracked(paths: Iterable[str] = ()) -> list[Path]:
 
 
 def added_since(revision: str) -> dict[str, set[int]]:
-    """Returns the numbers of the lines added since this branch left a revision, by path; all lines of a new file."""
+    """Returns, by path, the numbers of the lines that were added since this branch left a revision."""
     added: dict[str, set[int]] = defaultdict(set)
     path = ""
     for line in _git("diff", "--unified=0", "--no-color", "--no-ext-diff", "--merge-base", revision, "--").splitlines():
@@ -118,8 +116,6 @@ def _git(*args: str) -> str:
 
 
 class Count(NamedTuple):
-    """Number of words and of idioms in one kind of text."""
-
     words: int
     idioms: int
 
@@ -138,12 +134,11 @@ def count(lines: Iterable[Line]) -> dict[str, Count]:
 
 
 def over_budget(counts: Mapping[str, Count]) -> list[str]:
-    """Returns the kinds of text that have more idioms than BUDGET allows."""
     return [kind for kind, each in counts.items() if each.idioms > math.ceil(each.words * BUDGET[kind] / 1000)]
 
 
 def main(args: list[str] | None = None) -> int:
-    """Prints the counts, and the lines of each kind over its budget; returns 1 if there is such a kind."""
+    """Prints the counts, and the lines of each kind over its budget.  Returns 1 if there is such a kind."""
     parser = argparse.ArgumentParser(prog="python -m studies.plain", description=__doc__)
     parser.add_argument("--change", metavar="REV", help="count only lines added since this revision")
     parser.add_argument("--most", type=int, default=20, help="how many lines to print of a kind (default 20)")

@@ -1,9 +1,9 @@
 """Gives mutated files to the readers of other people's files: `python -m studies.readers BUNDLE [NUMBER] [SEED]`.
 
-A hub's port gets mutated messages.  BUNDLE - leaves out both readers of bundles.  BUNDLE is a small one:
-equivtest run --profile smoke --subjects scale --world-sizes 1,2 --bundle BUNDLE.
+A hub's port gets mutated messages.  If BUNDLE is -, both readers of bundles are left out.  A small BUNDLE comes from
+`equivtest run --profile smoke --subjects scale --world-sizes 1,2 --bundle BUNDLE`.
 
-Each reader has to read a file or refuse it by one line.  The exit code is 1 if a reader raised any other exception,
+Each reader must read a file or refuse it by one line.  The exit code is 1 if a reader raised any other exception,
 executed something, or took longer than LIMIT_S for one file.
 """
 
@@ -50,7 +50,7 @@ RIGHT = ("read", "named", "refused")
 """Right outcomes of a reader: the file is read, its problems are named, or one line refuses it."""
 
 LIMIT_S = 30.0
-"""Seconds that a reader may take for one file; deriving the cases of a bundle takes most of them on a slow machine."""
+"""Seconds that a reader may take for one file, most of them to derive the cases of a bundle on a slow machine."""
 
 EXECUTES = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "pickle.find_class", "socket.connect")
 """Audit events of Python 3.11 that no reader may cause."""
@@ -103,12 +103,7 @@ MUTATIONS = (_with_other_byte, _without_block, _with_block_twice, _with_token, _
 
 
 class Reader(NamedTuple):
-    """A function that reads a kind of file, and a function that writes a mutated file of that kind.
-
-    Attributes:
-        write: Writes a mutated file to the path.
-        read: Reads the file and returns a word for the outcome.
-    """
+    """A function that reads a kind of file, and a function that writes a mutated file of that kind."""
 
     write: Callable[[Path, random.Random], None]
     read: Callable[[Path], str]
@@ -178,7 +173,6 @@ def _merge(path: Path) -> str:
 
 
 def _sharding(first: bytes, second: bytes) -> Callable[[Path, random.Random], None]:
-    """Changes one of two shards."""
     write = _mutating_log(first)
 
     def write_both(path: Path, chance: random.Random) -> None:
@@ -189,11 +183,10 @@ def _sharding(first: bytes, second: bytes) -> Callable[[Path, random.Random], No
 
 
 OTHER = "other.jsonl.gz"
-"""The second shard, beside the changed one."""
+"""Name of the second shard, beside the changed one."""
 
 
 def sample_logs() -> tuple[bytes, bytes, bytes]:
-    """Returns the logs of a run and of the two shards of another."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         whole = write_run(folder / "whole", searched(record(0), record(1, "value"), pairs=("dtype=float32 bias=True",)))
@@ -210,8 +203,6 @@ def _read_captured(path: Path) -> str:
 
 
 def _capturing(original: Mapping[str, bytes]) -> Callable[[Path, random.Random], None]:
-    """Changes one file of the folder of a captured run."""
-
     def write(path: Path, chance: random.Random) -> None:
         folder = path.with_name("captured")
         folder.mkdir(exist_ok=True)
@@ -223,7 +214,6 @@ def _capturing(original: Mapping[str, bytes]) -> Callable[[Path, random.Random],
 
 
 def sample_captured() -> dict[str, bytes]:
-    """Returns the files of a captured run of two ranks with a sharded weight."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for rank in range(2):
@@ -244,8 +234,6 @@ def sample_captured() -> dict[str, bytes]:
 
 
 def _sending(hello: bytes) -> Callable[[Path, random.Random], None]:
-    """Writes what a peer sends to a hub."""
-
     def write(path: Path, chance: random.Random) -> None:
         path.write_bytes(mutated(hello, chance))
 
@@ -278,7 +266,6 @@ def sample_hello() -> bytes:
 
 
 def readers_of(bundle: bytes, payload: Mapping[str, bytes], replay: bytes, known: bytes) -> dict[str, Reader]:
-    """Returns each reader by its name; they mutate the given files."""
     return {
         "replay file": Reader(_mutating(replay), _read_replay),
         "known failures": Reader(_mutating(known), _read_known),
@@ -316,12 +303,11 @@ executed: list[str] = []
 
 
 def listen() -> None:
-    """Records from now on which of EXECUTES happen in this process; Python cannot undo that."""
+    """Records from now on which of EXECUTES happen in this process.  Python cannot undo that."""
     sys.addaudithook(lambda event, _: executed.append(event) if event in EXECUTES else None)
 
 
 def sample_replay() -> bytes:
-    """Returns the content of a small replay file."""
     case = {"schema": 1, "type": "ScaleCase", "fields": {"world_size": 2, "shape": [3, 2], "factor": -3}}
     backend = {"name": "gloo", "device": "cpu", "imports": [], "start": "auto", "arithmetic": ""}
     data = {"schema": 1, "subject": "scale", "claim": "equals_unsharded", "kind": "value", "limit_s": 20.0}
@@ -329,7 +315,6 @@ def sample_replay() -> bytes:
 
 
 def sample_known() -> bytes:
-    """Returns the content of a file with the first entries of the shipped known failures."""
     entries = SHIPPED.read_bytes().split(b"[[known_failure]]")
     return b"[[known_failure]]".join(entries[:6])
 
@@ -361,7 +346,7 @@ def main(bundle: str, number: str = "10000", seed: str = "readers") -> int:
 
 
 def attack_all(readers: Mapping[str, Reader], number: int, seed: str) -> int:
-    """Prints a row for each reader; returns how many files had an outcome that no reader may have."""
+    """Prints a row for each reader.  Returns how many files had an outcome that no reader may have."""
     wrong = 0
     print(f"{number:,} files for each reader, seed {seed}\n")
     print("| reader | read | named | refused | others | seconds |\n|---|---|---|---|---|---|")

@@ -1,8 +1,8 @@
-"""Finds out which known failures of torch fail on the installed release, also if their entries name other releases.
+"""Finds out which known failures of torch fail on the installed release, even if their entries name other releases.
 
 python -m studies.releases FILE
 
-The command runs the smallest case of each known failure of torch and adds a line to FILE for each: how it ended.
+The command runs the smallest case of each known failure of torch, and adds a line with the result to FILE.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from studies.json_lines import lines_of
 
 
 def properties_of(entry: KnownFailure) -> list[Property]:
-    """Returns the shipped properties that judge the entry's claim on its subject."""
     claims = [(prop, {claim.name for claim in prop.claims}) for prop in shipped().values()]
     return [prop for prop, names in claims if prop.subject == entry.subject and entry.claim in names]
 
 
 def tried(entry: KnownFailure, pool: Pool) -> str:
-    """Runs the entry's smallest case; returns the kinds of its verdicts on the entry's claim."""
+    """Runs the entry's smallest case.  Returns the kinds of its verdicts on the entry's claim."""
     claims = [claim for claim in properties_of(entry)[0].claims if claim.name == entry.claim]
     try:
         kinds = {verdict.kind for verdict in judge(entry.subject, entry.case, pool, claims)}
@@ -46,7 +45,7 @@ def tried(entry: KnownFailure, pool: Pool) -> str:
 
 
 def try_all(file: Path) -> None:
-    """Adds a line to the file for each known failure of torch that a shipped property judges and the file lacks."""
+    """Adds a line for each known failure of torch that a shipped property judges and that the file lacks."""
     done = {line["id"] for line in lines_of(file)} if file.exists() else set()
     with Pool() as pool, file.open("a", encoding="utf-8") as out:
         for entry in read_entries(SHIPPED):

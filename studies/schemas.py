@@ -1,7 +1,7 @@
 """Writes the JSON schemas of the files that equivtest writes: `python -m studies.schemas --write`.
 
-Each schema comes from the type by which equivtest writes the file, and lies in docs/reference/schemas/.  The docstring
-of the type describes the fields.  Without --write: status 1 if a published schema differs from its type.
+Each schema comes from the type by which equivtest writes the file, and lies in docs/reference/schemas/. The docstring
+of the type describes the fields.  Without --write, the exit code is 1 if a published schema differs from its type.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ TYPES = {
     "failures.json": ReplayFile,
     "compare.json": Comparison,
 }
-"""Name of a file -> type of its content; for a file of JSON lines, type of one line."""
+"""Name of a file -> type of its content.  For a file of JSON lines this is the type of one line."""
 
 
 def schema_of(name: str) -> dict[str, Any]:
-    """Returns the JSON schema of a file, or of one line of a file of JSON lines."""
     (root,), components = msgspec.json.schema_components([TYPES[name]], ref_template="#/$defs/{name}")
     for component in components.values():
         component.pop("description", None)
@@ -38,7 +37,6 @@ def schema_of(name: str) -> dict[str, Any]:
 
 
 def text_of(name: str) -> str:
-    """Returns the text of a published schema file."""
     return json.dumps(schema_of(name), indent=1) + "\n"
 
 

@@ -1,7 +1,7 @@
 """Measures how long the machine stood still, so that a delay is not blamed on a program.
 
-On each core a process sleeps, a little at a time.  If one wakes far too late, its core ran no process, or the kernel
-had other work.  A process that competes for the core delays it only by milliseconds.
+On each core a process sleeps for short times.  If one wakes far too late, its core ran no process, or the kernel had
+other work.  A process that competes for the core delays it only by milliseconds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ sys.stdin.read()  # until the other end is closed, however its process ends
 
 
 class Standstills:
-    """Times at which a core ran nothing, as the watching processes have recorded them, in one file for each.
+    """Times at which a core ran nothing, in one file for each watching process.
 
     Attributes:
         pids: Process ids of the watching processes.

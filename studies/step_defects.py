@@ -1,7 +1,7 @@
 """Finds wrong steps of training, and shows in which case and how soon: python -m studies.step_defects [NAME ...].
 
-Each step is run on 1 to 4 ranks, the fewest first, until a claim rejects it: wrong counts and reductions on batches
-that divide evenly and not, wrong norms and overflows on meshes of two axes.
+Each step is run on 1 to 4 ranks, the fewest first, until a claim rejects it.  Wrong counts and reductions run on
+batches that divide evenly and on batches that do not.  Wrong norms and overflows run on meshes of two axes.
 """
 
 from __future__ import annotations

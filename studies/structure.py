@@ -1,7 +1,7 @@
 """Prints the structure of the package: `python -m studies.structure [CHECKOUT]`.
 
 A room is a folder at the top level, or a loose module there.  The floor of a room is the length of the longest chain of
-imports below it.  The path of a value is the modules that it enters as an argument, call by call; a return is a call
+imports below it.  The path of a value is the modules that it enters as an argument, call by call.  A return is a call
 into a module that the path has left.
 """
 
@@ -24,10 +24,10 @@ PATHS = {
 """Description of a value -> (module, function, parameter) where its path begins."""
 
 GROUND = ("base", "cases", "errors", "layout", "tensors")
-"""Rooms that every module may import; a path does not enter them."""
+"""Rooms that every module may import.  A path does not enter them."""
 
 Imports = Mapping[str, frozenset[str]]
-"""Module -> the modules of the package that it imports at run time; names without 'equivtest.'."""
+"""Module -> the modules of the package that it imports at run time.  Names lack 'equivtest.'."""
 
 
 def imports_of_package(package: Path) -> Imports:
@@ -46,13 +46,11 @@ def room_of(module: str) -> str:
 
 
 def between(imports: Imports, group_of: Mapping[str, str]) -> Counter[tuple[str, str]]:
-    """Counts the imports from each group of modules to each other group."""
     pairs = ((group_of[module], group_of[name]) for module, names in imports.items() for name in names)
     return Counter((group, other) for group, other in pairs if group and other and group != other)
 
 
 def reached(start: str, arrows: Mapping[str, Iterable[str]]) -> set[str]:
-    """Returns all nodes to which arrows lead from `start`, directly or through other nodes."""
     found: set[str] = set()
     waiting = list(arrows.get(start, ()))
     while waiting:
@@ -64,12 +62,11 @@ def reached(start: str, arrows: Mapping[str, Iterable[str]]) -> set[str]:
 
 
 def circles(arrows: Mapping[str, Iterable[str]]) -> list[str]:
-    """Returns the nodes from which arrows lead back to the same node."""
     return [name for name in arrows if name in reached(name, arrows)]
 
 
 def num_floors(arrows: Mapping[str, Iterable[str]]) -> int:
-    """Returns the number of rooms in the longest chain of imports; a room in a circle counts once."""
+    """Returns the number of rooms in the longest chain of imports.  A room in a circle counts once."""
 
     def height(name: str, above: frozenset[str]) -> int:
         below = set(arrows.get(name, ())) - above
@@ -79,12 +76,12 @@ def num_floors(arrows: Mapping[str, Iterable[str]]) -> int:
 
 
 class Walk:
-    """Follows a value through the package: the functions that it, or a result computed from it, enters.
+    """Follows a value through the package, into each function that the value, or a result computed from it, enters.
 
     Each function is entered once, in the order of the source.
 
     Attributes:
-        modules: Module of each entered function; neighbours differ.
+        modules: Module of each entered function. Two successive modules differ.
     """
 
     def __init__(self, package: Path) -> None:
@@ -100,7 +97,7 @@ class Walk:
         self.modules: list[str] = []
 
     def follow(self, module: str, function: str, *parameters: str) -> None:
-        """Enters a function whose `parameters` carry the value, and follows its calls; without any, all carry it."""
+        """Enters a function whose `parameters`, or all parameters, carry the value, and follows its calls."""
         if self.modules[-1:] != [module]:
             self.modules.append(module)
         if (module, function) in self._seen:
@@ -123,7 +120,7 @@ class Walk:
         self.follow(*place, *(name for name, each in passed if _mentions(each, carriers)))
 
     def _place_of(self, module: str, callee: ast.expr) -> tuple[str, str] | None:
-        """Returns (module, name) of a called function that the path enters; None for a method and for GROUND."""
+        """Returns (module, name) of a called function that the path enters, or None for a method and for GROUND."""
         if not isinstance(callee, ast.Name):
             return None
         place = self._origins[module].get(callee.id, (module, callee.id))
@@ -212,7 +209,6 @@ def lines_of(package: Path) -> list[str]:
 
 
 def main() -> None:
-    """Prints the structure of this checkout, or of another one."""
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1]
     sys.stdout.write("\n".join(lines_of(root / "equivtest")) + "\n")
 

@@ -2,8 +2,8 @@
 
 python -m studies.surface [--profile smoke] [--write]
 
-Runs the shipped properties and notes in every rank which of torch's public names a judged program calls.  A name that
-no judged program calls is a name about which a green run shows nothing.  `--write` replaces docs/reference/surface.md.
+Runs the shipped properties and notes in every rank which of torch's public names a judged program calls.  A green run
+shows nothing about a name that no judged program calls.  `--write` replaces docs/reference/surface.md.
 
 A name counts as called if Python enters its code, or a method of its class, while a rank runs a case.  One call judges
 one use: options that no property passes stay unjudged.
@@ -79,7 +79,7 @@ AREAS = {
     "functions": ("torch.nn.functional",),
     "modules": ("torch.nn",),
 }
-"""Name of an area -> modules of torch whose public names it has; a name in several modules counts in the first."""
+"""Name of an area -> modules of torch whose public names it has.  A name in several modules counts in the first."""
 
 NO_NUMBERS = {
     "asks for or sets a state of the process": (
@@ -118,7 +118,7 @@ NO_NUMBERS = {
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "surface.md"
 FOLDER = "EQUIVTEST_SURFACE"
-"""Environment variable with the folder into which ranks write what they call."""
+"""Environment variable with the folder into which ranks write the names that they call."""
 
 Calls = dict[str, set[str]]
 """Public name of torch -> programs that call it."""
@@ -140,7 +140,8 @@ def public_names() -> dict[str, dict[str, Any]]:
 def _public(module: types.ModuleType) -> Iterator[tuple[str, Any]]:
     """Yields (name, value) of a module's public names.
 
-    These are the names in `__all__`; without `__all__`, what the module or a module below it defines, and built-ins.
+    These are the names in `__all__`.  Without `__all__` they are built-ins, and what the module or a module below it
+    defines.
     """
     listed = getattr(module, "__all__", None)
     for name in sorted(listed if listed is not None else vars(module)):
@@ -166,8 +167,7 @@ def _computes(value: Any) -> bool:
 class Tracer:
     """Records which public names the code of one rank calls.
 
-    Args:
-        folder: Folder for one line `name, program` at the first call of a name by a program.
+    The folder gets one line `name, program` at the first call of a name by a program.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -177,7 +177,6 @@ class Tracer:
         self._program = ""
 
     def run(self, program: str, function: Callable[[], Any]) -> Any:
-        """Calls `function`, and records the names that it calls as called by `program`."""
         self._program = program
         sys.setprofile(self._note)
         try:
@@ -221,7 +220,7 @@ def _of_one_name(names: Mapping[Any, list[str]]) -> dict[Any, list[str]]:
 
 
 def _functions(value: Any) -> Iterable[Any]:
-    """Returns the functions whose call counts as a call of `value`; for a class, its methods."""
+    """Returns the functions whose call counts as a call of `value`.  For a class these are its methods."""
     if not inspect.isclass(value):
         return _unwrapped(value)
     methods = (getattr(method, "__func__", method) for method in vars(value).values())
@@ -231,7 +230,7 @@ def _functions(value: Any) -> Iterable[Any]:
 def _unwrapped(function: Any) -> list[Any]:
     """Returns the function below its decorators.
 
-    If torch dispatches the function by a flag, it returns the branch without the flag. Source:
+    If torch dispatches the function by a flag, this is the branch without the flag.  Source:
     torch._jit_internal.boolean_dispatch (2.13.0).
     """
     function = inspect.unwrap(function)
@@ -258,14 +257,14 @@ def trace_ranks(folder: Path) -> None:
 
 
 def _program_of(task: Any) -> str:
-    """Returns the name of the subject; for a program, the name of its parallel function or step."""
+    """Returns the name of the subject, or for a program the name of its parallel function or step."""
     functions = (task.case.get("parallelize"), task.case.get("step"), task.case.get("build"))
     named = next((name for name in functions if isinstance(name, str) and ":" in name), task.subject)
     return str(named).rpartition(":")[2]
 
 
 def calls_of(profile: str) -> Calls:
-    """Runs the shipped properties in a profile; returns the public names that they call, each with its programs."""
+    """Runs the shipped properties in a profile.  Returns the public names that they call, each with its programs."""
     with tempfile.TemporaryDirectory() as folder:
         options = ["--profile", profile, "--import", "studies.surface", "--audit", "off"]
         command = [sys.executable, "-m", "equivtest.cli", "run", *options]
@@ -279,13 +278,11 @@ def calls_of(profile: str) -> Calls:
 
 
 def reason_of(name: str) -> str:
-    """Returns why no property can judge the name, or ''."""
     matches = (reason for reason, patterns in NO_NUMBERS.items() if any(fnmatchcase(name, each) for each in patterns))
     return next(matches, "")
 
 
 def page(calls: Calls) -> Iterator[str]:
-    """Yields the lines of docs/reference/surface.md."""
     areas = public_names()
     yield from (
         "# Torch's parallel surface",

@@ -1,8 +1,7 @@
 """Counts the wrong rules of training in torch that a gate rejects: python -m studies.training_defects [NAME ...].
 
 One line of torch is wrong, in the ranks and in this process.  All cases of a gate run for each shipped property whose
-subject calls that part of torch, one case of each property in turn, until a claim fails.  Nothing says which line it
-is.
+subject calls that part of torch, one case of each property in turn, until a claim fails.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ GREEN = "GREEN"
 
 
 def known_of(prop: Property, subject: str) -> KnownFailures:
-    """Returns the shipped known failures, as of the subject."""
+    """Returns the shipped known failures of the property, with `subject` in place of its subject."""
     return KnownFailures(tuple(replace(entry, subject=subject) for entry in KNOWN.of(prop.subject)))
 
 
@@ -46,7 +45,6 @@ def visits_of(name: str, pool: Pool) -> Iterator[tuple[str, Property, Case]]:
 
 
 def row(name: str, pool: Pool) -> str:
-    """Returns the line of one rule."""
     begun_s, num_run, found = time.monotonic(), 0, GREEN
     visits = list(visits_of(name, pool))
     with planted(WRONG[name]):

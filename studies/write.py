@@ -1,7 +1,7 @@
 """Runs a study and stores its output: `python -m studies.write NAME [ARGUMENT ...]`.
 
-The file studies/results/NAME.md begins with the command, the date, the commit and the machine. Only a study that ends
-without an error writes it.
+The file studies/results/NAME.md begins with the command, the date, the commit and the machine.  Only a study that ends
+without an error writes the file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def header(command: str) -> str:
 
 
 def main(name: str, *arguments: str) -> int:
-    """Runs the study, prints each line as it comes, and writes the file; returns the exit code of the study."""
+    """Runs the study, prints each line as it comes, and writes the file.  Returns the exit code of the study."""
     begin, text = header(shlex.join(["python", "-m", f"studies.{name}", *arguments])), ""
     command = [sys.executable, "-u", "-m", f"studies.{name}", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as study:

@@ -20,7 +20,7 @@ from studies.speed.show import fetches_table, phases_table, remote_table, throug
 from studies.speed.throughput import measure_throughput
 
 SUBJECTS = ("colwise_linear", "rowwise_linear", "zero3_fetch_all_gather", "zero3_fetch_all_reduce")
-"""Subjects that are measured by default; measuring all subjects takes most of an hour."""
+"""Subjects that are measured by default.  Measuring all subjects takes most of an hour."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -49,7 +49,7 @@ def main(
         SUBJECTS
     ),
 ) -> None:
-    """Measures the harness beside bare programs, in one run; compare ratios, not seconds."""
+    """Measures the harness beside bare programs, in one run.  Compare ratios, not seconds."""
     chosen = tuple(filter(None, map(str.strip, subjects.split(","))))
     try:
         main_properties(chosen)

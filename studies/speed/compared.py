@@ -24,10 +24,10 @@ class Compared:
     """Times of two ways to compute one thing, for one part of the work.
 
     Attributes:
-        setting: What is computed, in words.
+        setting: What is computed, as text.
         part: 'forward', 'submit', ...
         seconds: Way -> seconds of the slowest rank.
-        ratio: Seconds of the second way over those of the first, turn by turn.
+        ratio: Seconds of the second way divided by seconds of the first way, turn by turn.
     """
 
     setting: str

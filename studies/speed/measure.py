@@ -21,8 +21,6 @@ from equivtest.verdicts.claims import refuses
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, smallest and largest value of several repetitions."""
-
     median: float
     low: float
     high: float
@@ -58,11 +56,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def main_properties(subjects: Collection[str] = ()) -> list[Property]:
-    """Returns the shipped properties about values of these subjects; of all installed subjects if none is named.
-
-    Raises:
-        Misuse: there is no such subject.
-    """
+    """Returns the shipped properties about values of these subjects, or of all installed subjects."""
     found = [prop for prop in shipped().values() if refuses not in prop.claims and not prop.absent]
     known = dict.fromkeys(prop.subject for prop in found)
     for subject in subjects:

@@ -25,8 +25,8 @@ VISIT = "studies.speed.programs:timed_visit"
 PHASES = ("draw", "send", *PARTS, "receive", "oracle", "compare")
 """Phases of a case, in order.
 
-draw: by Hypothesis.  send: until the rank begins.  hand out: values drawn and sliced in the rank.  receive: from the
-rank's last result to its reply decoded in the parent.
+draw: Hypothesis draws the case. send: until the rank begins. hand out: the rank draws and slices the values. receive:
+from the rank's last result until the parent has decoded the reply.
 """
 
 
@@ -41,7 +41,7 @@ class Breakdown:
 
 
 def measure_phases(num_cases: int, subjects: Collection[str]) -> list[Breakdown]:
-    """Measures each family's cases on each world size; every case runs once, in new ranks."""
+    """Measures each family's cases on each world size.  Every case runs once, in new ranks."""
     samples: dict[tuple[str, int], list[dict[str, float]]] = {}
     with Pool(visit=VISIT) as pool:
         for prop in main_properties(subjects):
@@ -70,7 +70,6 @@ def _measure_case(pool: Pool, prop: Property, case: Case) -> dict[str, float]:
 
 
 def _parts(reply: Reply) -> dict[str, float]:
-    """Returns the seconds of each part of a rank's work, over all draws."""
     totals = sum(answer.tensors["times"].local for answer in reply.answers)
     return dict(zip(PARTS, totals.tolist(), strict=True))  # type: ignore[union-attr]
 

@@ -22,12 +22,12 @@ from equivtest.tensors import Placed
 Given = Mapping[str, torch.Tensor]
 
 PARTS = ("hand out", "subject", "collect")
-"""Parts of a rank's work on a case; `timed_visit` returns their seconds in this order, under 'times'."""
+"""Parts of a rank's work on a case.  `timed_visit` returns their seconds in this order, under 'times'."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaseList(Case):
-    """A list of cases that ranks run one after the other; they reply only once, after the last case."""
+    """A list of cases that ranks run one after the other.  The ranks reply only once, after the last case."""
 
     written: tuple[str, ...] = ()
 
@@ -43,7 +43,7 @@ class CaseList(Case):
 
 
 def visit_one_or_list(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...] | None:
-    """Runs a case as the harness does; runs each case of a `CaseList` the same way, but returns no tensors for it."""
+    """Runs a case, or each case of a `CaseList`, as the harness does.  A list returns no tensors."""
     if not isinstance(case, CaseList):
         return visit(subject, case, backend)
     resolve(subject)  # which imports the class of its cases

@@ -1,4 +1,4 @@
-"""Measures times on ranks for the benchmarks of subjects, without the harness in between; it imports no Hypothesis."""
+"""Measures times on ranks for the benchmarks of subjects, without the harness in between.  Imports no Hypothesis."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FETCHES: dict[str, Fetcher] = {"all_gather": fetch_by_all_gather, "all_reduce": 
 FETCH_PARTS = ("submit", "wait", "total", "host")
 """Measured times of a fetch, in seconds.
 
-submit: until the call returns. wait: from then until its results are there. total: both. host: CPU seconds of this
+submit: until the call returns. wait: from then until the results are there. total: both. host: CPU seconds of this
 thread in both.
 """
 
@@ -59,13 +59,7 @@ def in_turns(timed: Mapping[str, Callable[[], list[float]]], num_timed: int) -> 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ManyParameters(Case):
-    """Parameters of one size that are fetched with one collective.
-
-    Attributes:
-        num_parameters: Number of parameters.
-        numel: Number of elements of each parameter.
-        num_timed: How often each fetch is timed.
-    """
+    """Parameters of one size that are fetched with one collective."""
 
     num_parameters: int = 1
     numel: int = 1

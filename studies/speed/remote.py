@@ -1,8 +1,7 @@
 """Measures the cost of ranks on other hosts: the same cases run there and on ranks of this machine, in turn.
 
-The hosts are this machine too, reached over loopback.  So it measures the way of the harness there and back, with
-replies over TCP instead of shared memory, but no network.  Each measurement starts in a fresh world, as in
-`throughput`.
+The hosts are this machine too, reached over loopback.  So the study measures the harness with replies over TCP instead
+of shared memory, but no network.  Each measurement starts in a fresh world, as in `throughput`.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def measure_remote(repeats: int, num_cases: int, subjects: Collection[str]) -> l
 
 @contextlib.contextmanager
 def _hub(num_slots: int) -> Iterator[RunHub]:
-    """Starts a hub and as many slots as `num_slots`; each slot counts as a host of its own."""
+    """Starts a hub and as many slots as `num_slots`.  Each slot counts as a separate host."""
     secret, processes = secrets.token_hex(16), []
     try:
         with RunHub(("127.0.0.1", 0), secret.encode()) as hub:

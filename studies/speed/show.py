@@ -15,7 +15,7 @@ from studies.speed.throughput import TARGET, Pair, overall
 
 
 def throughput_table(pairs: Sequence[Pair]) -> Table:
-    """Returns a table with one line per subject and world size, and one for all together."""
+    """Returns a table with one line per subject and world size, and one line for all together."""
     columns = ("subject", "ranks", "cases", "cases/s", "/ bare loop", "min..max")
     table = make_table("Speed of the harness beside a bare loop over the same rank programs", columns)
     for pair in pairs:
@@ -28,7 +28,6 @@ def throughput_table(pairs: Sequence[Pair]) -> Table:
 
 
 def phases_table(breakdowns: Iterable[Breakdown]) -> Table:
-    """Returns a table with one line per family and world size."""
     table = make_table("Duration of each phase of a case, median ms", ("case", "ranks", *PHASES))
     for found in breakdowns:
         parts = [f"{found.median_ms[phase]:.1f}" for phase in PHASES]
@@ -37,7 +36,6 @@ def phases_table(breakdowns: Iterable[Breakdown]) -> Table:
 
 
 def fetches_table(found: Sequence[Compared]) -> Table:
-    """Returns a table with one line per size of the parameters, world size and part."""
     return _compared_table("200 parameters fetched by all_reduce beside all_gather, slowest rank, median ms", found)
 
 
@@ -52,7 +50,6 @@ def _compared_table(title: str, found: Sequence[Compared]) -> Table:
 
 
 def remote_table(found: Sequence[Distant]) -> Table:
-    """Returns a table with one line per subject and world size."""
     columns = ("subject", "ranks", "cases", "throughput / local", "min..max", "start / local", "min..max")
     table = make_table("Ranks over TCP beside ranks of this machine", columns)
     for each in found:
@@ -62,12 +59,10 @@ def remote_table(found: Sequence[Distant]) -> Table:
 
 
 def ratio_cells(spread: Spread) -> tuple[str, str]:
-    """Returns two cells: the median, and the range from smallest to largest."""
     return f"{spread.median:.2f}", f"{spread.low:.2f}..{spread.high:.2f}"
 
 
 def make_table(title: str, columns: Iterable[str]) -> Table:
-    """Makes a table without rows, with numbers aligned to the right."""
     table = Table(
         title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
     )

@@ -1,8 +1,8 @@
 """Measures how many cases per second the harness judges, beside a bare loop over the same rank programs.
 
-In the bare loop the ranks have the whole list of cases and run one after the other: values handed out, subject, answers
-collected, and no parent in between.  Each measurement starts in a fresh world, so that DTensor's caches are cold in
-both, and the two take turns at going first.
+In the bare loop the ranks have the whole list of cases and run the cases one after the other: values handed out,
+subject, answers collected, and no parent in between.  Each measurement starts in a fresh world, so that DTensor's
+caches are cold in both, and the two take turns at going first.
 """
 
 from __future__ import annotations
@@ -38,17 +38,14 @@ class Pair:
 
     @property
     def ratio(self) -> Spread:
-        """Speed of the harness as a fraction of the bare loop's, repetition by repetition."""
         return Spread.of(bare / harness for harness, bare in zip(self.harness_s, self.bare_s, strict=True))
 
     @property
     def rate(self) -> Spread:
-        """Number of cases per second of the harness."""
         return Spread.of(self.num_cases / seconds for seconds in self.harness_s)
 
 
 def measure_throughput(repeats: int, num_cases: int, subjects: Collection[str]) -> list[Pair]:
-    """Measures the throughput of the harness and of a bare loop, for each subject on every world size."""
     with Pool(max_worlds=1, visit=VISIT) as pool:
         return [
             _measure_pair(pool, prop, world_size, repeats, num_cases)
@@ -58,7 +55,7 @@ def measure_throughput(repeats: int, num_cases: int, subjects: Collection[str]) 
 
 
 def overall(pairs: Sequence[Pair]) -> Spread:
-    """Returns the ratio over all cases: all seconds of the bare loop over all seconds of the harness, by repetition."""
+    """Returns, by repetition, all seconds of the bare loop divided by all seconds of the harness."""
     harness_s = [sum(times) for times in zip(*(pair.harness_s for pair in pairs), strict=True)]
     bare_s = [sum(times) for times in zip(*(pair.bare_s for pair in pairs), strict=True)]
     return Spread.of(bare / harness for harness, bare in zip(harness_s, bare_s, strict=True))
@@ -78,7 +75,7 @@ def _measure_pair(pool: Pool, prop: Property, world_size: int, repeats: int, num
 
 
 def _seconds_in_fresh_world(pool: Pool, world_size: int, way: Callable[[], None]) -> float:
-    """Measures the seconds of `way`; if a rank failed, prints that and measures again."""
+    """Measures the seconds of `way`.  If a rank failed, prints the failure and measures again."""
     for _ in range(TRIES):
         start_fresh_world(pool, world_size)
         try:
@@ -89,7 +86,7 @@ def _seconds_in_fresh_world(pool: Pool, world_size: int, way: Callable[[], None]
 
 
 def start_fresh_world(pool: Pool, world_size: int) -> None:
-    """Ends the ranks of this world size and starts new ones, which probe every dtype that was not probed yet."""
+    """Ends the ranks of this world size and starts new ranks, which probe every dtype that was not probed yet."""
     pool.renew(world_size)
     for dtype in limits.DTYPES:
         pool.run("", CaseList(world_size=world_size, dtype=dtype))
@@ -102,9 +99,6 @@ def run_harness(pool: Pool, prop: Property, cases: Sequence[Case]) -> None:
 
 
 def run_bare(pool: Pool, subject: str, cases: Sequence[Case]) -> None:
-    """Makes the ranks run all cases one after the other, without the harness in between.
-
-    All cases have one world size, and the pool's ranks must call the function VISIT.
-    """
+    """Makes the ranks run all cases, of one world size, one after the other, without the harness in between."""
     everything = CaseList.of(cases[0].world_size, cases)
     require_answers(subject, everything, pool.run(subject, everything, limit_s=LIMIT_S))
