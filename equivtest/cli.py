@@ -174,10 +174,10 @@ def audit_(
 ) -> int:
     """Print which claims reject each collective of a property when it is spoiled.
 
-    On a few cases each collective is spoiled: each rank uses its own operand in place of every rank's, one rank sends
-    another's operand, nothing is sent, the result is NaN, or a sum is doubled.  Exit code 2 if no claim of a property
-    rejects the first two faults in any collective: then its answers do not depend on other ranks, and a green run of
-    the property shows nothing.
+    On a few cases each collective is spoiled in turn.  There are five faults: each rank uses its own operand in place
+    of every rank's operand, one rank sends another rank's operand, nothing is sent, the result is NaN, or a sum is
+    doubled.  Exit code 2 if no claim of a property rejects the first or second fault in any collective.  Then a green
+    run of the property shows nothing, because the claims hold even if ranks ignore each other.
     """
     raw = {
         "profile": AUDIT_PROFILE, "backend": backend, "device": device, "import": imports, "start": start,
@@ -232,10 +232,10 @@ def check(
 ) -> int:
     """Run one case, known failure or not; exit code 1 if a claim fails.
 
-    A case that fails on another backend runs once more on gloo and the CPU; a line names each claim that fails alike
-    there in every draw. The properties of SUBJECT say which claims are judged. For a subject of your own without
-    --like they are the claims that fit any subject: values, gradients, replicas, layouts, inputs, training, recorded
-    collectives, refusals.
+    A case that fails on another backend runs once more on gloo and the CPU. A line names each claim that fails there
+    in the same way in every draw. The properties of SUBJECT say which claims are judged. Without --like, a subject of
+    your own is judged by the claims that fit any subject: values, gradients, replicas, layouts, inputs, training,
+    recorded collectives, refusals.
     """
     from equivtest.cases.case import from_code
     from equivtest.diagnose.blame import with_fault
@@ -459,7 +459,7 @@ def fingerprint(
 ) -> int:
     """Measure how a backend and its device compute, and write what it may declare by --arithmetic, for you to sign.
 
-    Exit code 1 if a measurement is one that no declaration allows.
+    Exit code 1 if there is a measurement that no declaration allows.
     """
     from equivtest.fingerprint.measuring import describe, measure, write
     from equivtest.pytest_plugin.settings import check_file, parse
@@ -498,7 +498,7 @@ def init(
 ) -> int:
     """Write a test file with a program to replace by yours, and jobs for GitHub Actions and GitLab that run it.
 
-    For a backend also its manifest, equivtest.toml.
+    With --kind backend, also write the manifest of the backend, equivtest.toml.
     """
     from equivtest.templates import write_files
 
