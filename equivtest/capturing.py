@@ -108,11 +108,11 @@ def capture_update(
     Args:
         module: The parallel module. The optimizer updates its parameters.
         optimizer: A torch.optim.Optimizer, not a wrapper around one.
-        folder, mesh, placed, shapes, limit_bytes: Same as in `capture`. The folder must not be one that `capture` has
-            written.
+        folder, mesh, placed, shapes, limit_bytes: Same as in `capture`. The folder must not contain a run that
+            `capture` has written.
 
     Raises:
-        Misuse: the folder has another run, the step does not run exactly once, a folder cannot hold the optimizer's
+        Misuse: the folder has another run, the step does not run exactly once, a folder cannot store the optimizer's
             options or state, or a rank would write more than the limit.
     """
     require(

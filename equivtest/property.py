@@ -56,7 +56,7 @@ class Property:
         statement: What the property claims, in one sentence.
         source: The documentation of the contract, with the release whose documentation was read.
         cases: Function of a `Space` that returns the Hypothesis strategy of the cases in it.
-        claims: The claims; all are judged from the same run of a case.
+        claims: The claims. All claims are judged from the same run of a case.
         examples: Cases that always run, before all others, such as cases that once failed.
         for_cells: Cases for cells that drawn cases seldom reach. Only a run that requires all cells has these cases.
         weight: Share of the cases of a run, relative to the other properties.
@@ -73,8 +73,8 @@ class Property:
             property does not run.
         leaves_out: Function of a `Space` that returns each of its dtypes in which no case can be judged -> the reason,
             or ''. If None, every dtype has cases.
-        aspects: Function of a `Space` that returns all words, such as 'uneven', that `Case.aspects` has for its cases;
-            some case must run for each word. If None, the words are 'even' and 'uneven'.
+        aspects: Function of a `Space` that returns all words, such as 'uneven', that `Case.aspects` has for its cases.
+            Some case must run for each word. If None, the words are 'even' and 'uneven'.
         world_sizes: Numbers of ranks on which the subject runs. If empty, it runs on any number.
         resolve: Function (property, pool, space) -> the property to judge, for a property that depends on facts that
             only a run on ranks shows: see `resolved`. If None, the property itself is judged.

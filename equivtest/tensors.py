@@ -55,7 +55,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Assembled:
-    """A global tensor that was assembled from local ones.
+    """A global tensor that was assembled from local tensors.
 
     `disagreeing` lists (rank, rank) pairs that have the same part with different bits.
     """

@@ -24,7 +24,7 @@ LEAST = 0.05
 """The largest error must be at least this fraction of the bound, unless `REASONS` has a reason."""
 
 SLOPE = 129 / 256
-"""A factor whose products often lie in the middle between two numbers, so that programs round them differently."""
+"""A factor whose products often lie in the middle between two numbers.  Programs round them up or down."""
 
 SIZES = (1, 7, 15, 17, 31, 33, 63, 65)
 """Sizes of tensors around the vector lengths: 16 numbers of 16 bits in 256 bits of memory, 32 in 512."""

@@ -1,4 +1,4 @@
-"""Compares an honest backend with faulty ones by `equivtest compare`: python -m studies.compared_faults [FAULT ...].
+"""Compares honest and faulty backends by `equivtest compare`: python -m studies.compared_faults [FAULT ...].
 
 Each run is `equivtest run --profile smoke --subjects collectives` on a planted backend, from an empty folder.
 """

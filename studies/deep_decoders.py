@@ -115,7 +115,7 @@ class Judged(NamedTuple):
 
     Attributes:
         wrong: The first wrong tensor, or ''.
-        boundaries, others: Numbers of tensors; `open_boundaries` and `open_others` of them are inconclusive.
+        boundaries, others: Numbers of tensors. `open_boundaries` and `open_others` are inconclusive.
         ties: Number of tokens with equal scores at the edge of the chosen experts.
         ran_s, judged_s: CPU seconds that the ranks took, and that judging them took.
         alone_s: CPU seconds of the ranks without capture of their submodules, or 0 if not measured.

@@ -93,7 +93,7 @@ def lines_of_draws(
 def lines_of_run(
     folder: Path, workers: int, suite: Path, *args: str, subjects: Sequence[str] = (), is_judged: bool = True
 ) -> list[str]:
-    """Runs a folder of properties with so many xdist workers.  Returns the cases that it judged or drew, sorted."""
+    """Runs a folder of properties with xdist workers.  Returns the cases that it judged or drew, sorted."""
     report = folder / "report"
     command = [sys.executable, "-m", "equivtest.cli", "run"]
     if not is_judged:

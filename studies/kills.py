@@ -42,7 +42,7 @@ class Row:
 
 
 def cases_of(prop: Property, subject: str, profile: Profile) -> list[Case]:
-    """Returns the cases that a run of the profile has for `subject` under a property, the world sizes in turn."""
+    """Returns the cases that a run of the profile has for `subject` under a property.  World sizes take turns."""
     prop = replace(prop, subject=subject)
     has_tables = builder_of(prop.cases) is not None
     parts = plan(profile, prop.among(limits.WORLD_SIZES), prop.weight, has_tables=has_tables)

@@ -34,7 +34,7 @@ def known_of(prop: Property, subject: str) -> KnownFailures:
 
 
 def visits_of(name: str, pool: Pool) -> Iterator[tuple[str, Property, Case]]:
-    """Yields a gate's cases of each property about that part of torch, one of each in turn."""
+    """Yields a gate's cases of each property about that part of torch.  The properties take turns."""
     listed = []
     for each in PROPERTIES[WRONG[name].part]:
         prop = resolved(shipped()[each], pool, Space((2,), ("float32",)))

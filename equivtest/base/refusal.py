@@ -47,7 +47,7 @@ WORDS = (
     ("not supported", "other backends"),
     ("not implemented", "other backends"),
 )
-"""(text in a refusal in lower case, its source).  Files are from torch/csrc/distributed/c10d of torch 2.13.0."""
+"""(text in a refusal in lower case, its source).  Most sources are in torch/csrc/distributed/c10d (2.13.0)."""
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -459,7 +459,7 @@ def _short(value: object) -> str:
 
 
 def in_lines(path: Path, found: Verified) -> Iterator[str]:
-    """Yields the lines that `equivtest verify` prints about a bundle, except those about cases that ran again."""
+    """Yields the lines that `equivtest verify` prints about a bundle, except the lines on cases that ran again."""
     yield f"{path}: digest {found.digest}"
     if found.environment is not None:
         env = found.environment

@@ -270,7 +270,7 @@ RUN = ("values", "poison", "repeats", "records", "members")
 def draw_fields(
     draw: Draw, names: Collection[str], case_type: type[Case], space: Space, fixed: Fields
 ) -> dict[str, Any]:
-    """Returns field -> value: the world size, the dtype and the fields in `names` are drawn, except those in `fixed`.
+    """Returns field -> value.  World size, dtype and `names` are drawn, except the fields in `fixed`.
 
     Fields are drawn in the order in which the class declares them, except that the fields in RUN come last.
     """

@@ -219,7 +219,7 @@ class Case:
         return tuple(name for name, tensor in self.tensors.items() if tensor.is_given)
 
     def answer_names(self) -> tuple[str, ...]:
-        """Returns the names of exactly those tensors that the subject must return."""
+        """Returns the names of exactly the tensors that the subject must return."""
         return tuple(name for name, tensor in self.tensors.items() if tensor.is_answered)
 
     def given_flags(self) -> dict[str, bool]:
@@ -227,7 +227,7 @@ class Case:
 
     @property
     def shard_kind(self) -> str:
-        """How the ranks divide the most uneven tensor of the case: 'even', 'uneven', or 'empty' (some shard is)."""
+        """How the ranks divide the most uneven tensor of the case: 'even', 'uneven', or 'empty' for an empty shard."""
         return self.worst_shard_kind(self.tensors)
 
     @property
@@ -307,7 +307,7 @@ def fields_of(case: Case | Part) -> dict[str, Any]:
 
 
 def defaults_of(case_type: type[Case]) -> dict[str, Any]:
-    """Returns name -> default of all fields, with the fields of each part.  Without default: dataclasses.MISSING."""
+    """Returns name -> default of all fields, with the fields of each part.  A missing default is MISSING."""
     return _flat({field.name: field.default for field in dataclasses.fields(case_type)})
 
 

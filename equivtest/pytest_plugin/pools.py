@@ -72,7 +72,7 @@ def _end_orderly(config: pytest.Config) -> None:
 
 
 def gloo_of(config: pytest.Config) -> Callable[[], Pool] | None:
-    """Returns a function that returns a pool of ranks on gloo and the CPU, or None if the run itself is on these."""
+    """Returns a function that makes a pool of ranks on gloo and the CPU, or None if the run itself uses them."""
     if settings_of(config).is_gloo_on_cpu:
         return None
 

@@ -44,7 +44,7 @@ def key_of(searched: Searched) -> str:
 
 
 def take(directory: Path, environment: Mapping[str, Any]) -> tuple[Handover, ...]:
-    """Returns the results of those searches and audits of an interrupted run that need not run again.
+    """Returns the results of the searches and audits of an interrupted run that need not run again.
 
     A search with a failure runs again, because its replay file belongs to the new report.
 

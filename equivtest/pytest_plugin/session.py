@@ -59,7 +59,7 @@ class Controller:
         self.concluded = self.failed = 0  # tests of any plugin
 
     def begin(self) -> None:
-        """Reserves the folder of --report, if there is one, and replaces an earlier report by one of a begun run.
+        """Reserves the folder of --report, if there is one, and replaces an earlier report by a report on a begun run.
 
         Raises:
             Misuse, BrokenSetup: another run writes into the folder, or this run cannot write into it.

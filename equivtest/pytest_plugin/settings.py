@@ -82,7 +82,7 @@ class Settings:
 
     @cached_property
     def known(self) -> KnownFailures:
-        """Known failures from all files of `known_failures`.  Raises Misuse for an unreadable or mistaken file."""
+        """Known failures from all files of `known_failures`.  Raises Misuse if a file is unreadable or wrong."""
         from equivtest.search.known import SHIPPED, KnownFailures
 
         return KnownFailures.load(*(SHIPPED if name == SHIPPED_LIST else Path(name) for name in self.known_failures))

@@ -19,7 +19,7 @@ from equivtest.verdicts.verdict import FAILING
 
 SCHEMA = 1
 SLOWER_RATIO, SLOWER_FLOOR_S = 1.5, 5.0
-"""A property is slower if its time for common cases grew by at least this ratio and at least these seconds."""
+"""A property is slower if its time for common cases grew by more than this factor and these seconds."""
 
 HOLDS, KNOWN, FAILS, OPEN = "holds", "known to fail", "fails", "open"
 RANKS = {HOLDS: 0, KNOWN: 1, FAILS: 2}

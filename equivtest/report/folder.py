@@ -66,7 +66,7 @@ def _left_in(folder: Path) -> Iterator[Path]:
 
 
 def _lock(path: Path) -> int:
-    """Opens and locks the folder, and returns its descriptor.  Without locks in the file system, it only opens."""
+    """Opens and locks the folder, and returns its descriptor.  A file system without locks leaves it unlocked."""
     lock = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

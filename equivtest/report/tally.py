@@ -222,7 +222,7 @@ class Tally:
         return ClaimResult(name, "skipped", f"no conclusive verdict: {describe(counts)}")
 
     def kinds_of_cells(self, world_size: int, conclusive: Collection[str] = ()) -> tuple[str, ...]:
-        """Returns the shard kinds that cases on `world_size` ranks can have, or the `conclusive` ones of these."""
+        """Returns the shard kinds of cases on `world_size` ranks, without kinds that a non-empty `conclusive` lacks."""
         return wanted_kinds(world_size, refusals=self.refuses_only, shards=self.listed.shards, conclusive=conclusive)
 
     def required_cells(self, dtypes: Iterable[str]) -> list[Cell]:
@@ -285,7 +285,7 @@ def of_any_step(tensor: str) -> str:
 
 
 def family_of(mode: str) -> str:
-    """Returns 'real' for 'real-cancelling'.  All modes of a family are judged alike."""
+    """Returns 'real' for 'real-cancelling'.  equivtest judges all modes of a family in the same way."""
     return mode.partition("-")[0]
 
 

@@ -50,8 +50,8 @@ class Chunk:
             these verdicts (`equivtest.search.filling`).
         world_sizes: All world sizes of the run. A failure is shrunk to smaller world sizes, but not below 2.
         strength: Strength of the covering array from which the cases are taken. It is 0 if the cases are random.
-        mixes_worlds: True if the array covers all world sizes. The chunk then has those cases of the array that have
-            the chunk's world size.
+        mixes_worlds: True if the array covers all world sizes. The chunk then has the cases of the array on the
+            chunk's world size.
         depth: Depth of the property's enumeration, if the chunk is a part of an enumeration. Otherwise 0.
         examples: Number of the property's first examples that the chunk has. If None, the chunk has all examples.
     """

@@ -43,7 +43,7 @@ TRIES = 10
 MERGES = 5
 """Number of cases that are tried in place of two rows."""
 EXPECTED = 15.0
-"""A combination is infeasible if no random case has it, although the frequencies of its values predict this many."""
+"""A combination is infeasible if no random case has it, although its values' frequencies predict this many cases."""
 
 
 class CoveringRow(NamedTuple):
@@ -262,7 +262,7 @@ class _Builder:
         return False
 
     def _list_combinations(self, samples: list[CoveringRow]) -> list[Combination]:
-        """Numbers the combinations, marks them as open, and returns the infeasible ones: see EXPECTED."""
+        """Numbers the combinations, marks them as open, and returns the infeasible combinations (see EXPECTED)."""
         shares = Counter(value for row in samples for value in row.values)
         values: dict[str, list[Value]] = {}
         for value in shares:

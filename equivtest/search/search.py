@@ -295,7 +295,7 @@ class Searching:
         return verdict if entry is None else as_known(verdict, entry.reason)
 
     def targets(self) -> Iterator[Target]:
-        """Yields each failing (claim, kind) once, including those that first fail while another failure is shrunk."""
+        """Yields each failing (claim, kind) once, even if it first fails while another failure is shrunk."""
         done: set[Target] = set()
         while waiting := [target for target in self.failing if target not in done]:
             done.add(waiting[0])

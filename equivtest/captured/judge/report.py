@@ -132,7 +132,7 @@ def compare_runs(one: Judged, other: Judged) -> str:
 
 
 def _compare_bits(one: Judged, other: Judged) -> str:
-    """Returns text that says by how much the outputs and gradients of two runs that no claim rejects differ."""
+    """Describes how much two runs, which no claim rejects, differ in outputs and gradients."""
     num, differing = 0, {}
     for name, tensors in _outputs_of_both(one, other):
         num += 1

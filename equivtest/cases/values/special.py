@@ -18,7 +18,7 @@ def special_patterns(dtype_name: str) -> tuple[int, ...]:
 
     The kinds are zero, infinity, quiet NaN without a payload, the smallest and the largest subnormal number, the
     smallest and the largest normal number, 1, and 1 with its last bit set.  There are also quiet and signalling NaN
-    with a payload: 1 for positive NaN, and only ones for negative NaN.
+    with a payload: 1 for a positive NaN, all bits 1 for a negative NaN.
 
     Source: IEEE 754-2019 sections 3.4 (sign, biased exponent, stored significand bits) and 6.2.1: the first stored bit
     of a quiet NaN is 1, of a signalling NaN 0.

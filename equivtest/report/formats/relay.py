@@ -25,10 +25,7 @@ MAX_TEXT = 1000  # characters of the summary and of an excerpt
 MAX_SHORT = 200  # characters of all other texts
 
 CAUSES = {"collective": ("backend", "high"), "operator": ("upstream", "medium")}
-"""Kind of call that a failure comes from -> (category, confidence).
-
-A wrong collective is a fault of the backend.  A wrong kernel on the CPU is a fault of torch.
-"""
+"""Kind of wrong call -> (category, confidence).  For a kernel, `_blame_one` decides by the device."""
 
 
 def as_outputs(run: Run) -> str:
