@@ -104,5 +104,4 @@ def shorten(text: str, num_chars: int = VALUE_CHARS) -> str:
 
 
 def shorten_values(message: str) -> str:
-    """Shortens each long value within a message, then the whole message if it is still too long."""
     return shorten(_LONG_VALUE.sub(lambda value: shorten(value[0]), message), MISUSE_CHARS)

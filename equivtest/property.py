@@ -114,7 +114,6 @@ class Property:
         return [claim.name for claim in self.claims] == ["refuses"]
 
     def among(self, world_sizes: Iterable[int]) -> tuple[int, ...]:
-        """Returns the members of `world_sizes` on which the subject runs."""
         return tuple(size for size in world_sizes if not self.world_sizes or size in self.world_sizes)
 
     def left_out(self, space: Space) -> Mapping[str, str]:

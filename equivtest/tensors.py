@@ -78,7 +78,6 @@ def at_rest(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor of integers with the same bits."""
     flat = tensor.detach().reshape(-1)
     if flat.numel() == 0 or flat.stride(0) != 1 or flat.device.type != "cpu":
         flat = at_rest(flat)

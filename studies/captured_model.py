@@ -99,7 +99,6 @@ def far() -> nn.Module:
 
 
 def tensor_parallel(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Divides heads, hidden features, and the vocabulary of the head."""
     plan: Any = {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
     plan |= {f"mlp.{name}": ColwiseParallel() for name in ("gate", "up")}
     plan |= {"attention.out": RowwiseParallel(), "mlp.down": RowwiseParallel()}

@@ -66,7 +66,6 @@ def in_short(sites: Iterable[str]) -> str:
 
 
 def table(audits: Mapping[str, Audited]) -> str:
-    """Returns one line for each set of collectives, the set with most properties first."""
     rows: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, audited in sorted(audits.items()):
         rows[audited.row].append(f"`{name}`")

@@ -170,7 +170,6 @@ def run_on(pool: Pool, case: ModuleCase) -> tuple[list[Reply], float]:
 
 
 def alone_s(case: ModuleCase, pool: Pool) -> float:
-    """Returns the CPU seconds that the ranks take without capture of their submodules."""
     return run_on(pool, replace(case, by_parts=False, dtype="float32"))[1]
 
 

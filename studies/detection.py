@@ -98,6 +98,7 @@ def _replaced(task: Task) -> str:
 
 
 def planned(subject: str, prop: Property, cases_per_world: int) -> list[Case]:
+    """Draws the cases of `prop` as if for `subject`, so that all its defects get equal cases."""
     drawn = []
     for world_size in WORLD_SIZES:
         chunk = Chunk(world_size, limits.DTYPES, 1, cases_per_world, "detection")  # chunk 0 has the examples

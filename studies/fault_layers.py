@@ -125,7 +125,6 @@ def first_failure(plant: Plant, pool: Pool, known: KnownFailures) -> Verdict | N
 
 
 def told(plant: Plant, failure: Verdict, pool: Pool) -> str:
-    """Returns the cause of a failure, such as 'collective: ...'."""
     claims = shipped()[plant.subject].claims
 
     def is_shown_by(replies: list[Reply]) -> bool:

@@ -112,7 +112,6 @@ def lines_of_run(
 
 
 def line_of(record: Mapping[str, object]) -> str:
-    """Returns a record's case as the line that DRAW prints."""
     case = record["case"]
     assert isinstance(case, dict)
     return json.dumps([record["subject"], case, [seed for _, seed in case["fields"]["values"]]])
@@ -129,7 +128,6 @@ def make_up_modules(folder: Path) -> list[str]:
 
 
 def mixed_suite(folder: Path, files: str = "test_*.py") -> Path:
-    """Makes a folder with the shipped property files and a conftest.py that imports the modules of MADE_UP."""
     mixed = folder / "mixed"
     mixed.mkdir()
     for path in properties_dir().glob(files):

@@ -143,7 +143,6 @@ class Host:
 
 
 def remove_parents_address() -> None:
-    """Cuts the parent off from the hosts, in both directions."""
     _ip("addr", "del", f"{HERE}/24", "dev", BRIDGE)
 
 

@@ -67,7 +67,6 @@ def judged(defect: Defect, profile: Profile, pool: Pool) -> Row:
 
 
 def is_refusal(defect: Defect) -> bool:
-    """True if the defect accepts a case that is outside of the contract."""
     return defect.claim == "refuses"
 
 

@@ -174,7 +174,6 @@ class Newcomer:
 
 
 def write(folder: Path, code: str) -> None:
-    """Writes a block of Python to the file that its first line names."""
     path = folder / file_name(code)
     path.parent.mkdir(exist_ok=True)
     path.write_text(code, "utf-8")

@@ -125,7 +125,6 @@ def cases_of(name: str, strength: int, num_cases: int, seed: int) -> list[Operat
 
 
 def judged(name: str, strength: int, num_cases: int, seed: int, pool: Pool) -> dict[str, Any]:
-    """Judges one operator and returns its line for the file."""
     begun_s, counts, reasons, failures = time.monotonic(), Counter[str](), defaultdict[str, Counter[str]](Counter), []
     verdicts_of: Counter[str] = Counter()
     outcomes: dict[str, tuple[str, str]] = {}
@@ -222,7 +221,6 @@ FATES = ("judged", "refused by torch", "undecided")
 
 
 def fate_of(signs: dict[str, int]) -> str:
-    """Returns one of FATES for an operator in one direction, from its number of draws with each sign."""
     return FATES[0] if any(signs[sign] for sign in "=~KX") else FATES[1] if signs["R"] else FATES[2]
 
 

@@ -73,7 +73,6 @@ def found(name: str, pool: Pool) -> tuple[str, float, int]:
 
 
 def gate_cases(name: str) -> tuple[list[OperatorCase], list[OperatorCase]]:
-    """Returns the random and the enumerated cases that a gate has of the defect's operator."""
     prop, operator = shipped()["dtensor_operators"], WRONG[name].operator
     chunks = [Chunk(size, limits.DTYPES, 0, prop.weight * PROFILES["gate"].several) for size in (2, 3, 4)]
     random = [case for chunk in chunks for case in draw_cases(prop, chunk, chunk.num_cases)]
@@ -104,7 +103,6 @@ def gate_rows(names: list[str]) -> Iterator[str]:
 
 
 def smallest(name: str, target: tuple[str, str], pool: Pool) -> str:
-    """Returns the smallest case that a search finds for that claim and kind."""
     with TemporaryDirectory() as folder:
         for index in range(3):
             chunk = Chunk(WRONG[name].world_size, DTYPES, index, MAX_CASES)

@@ -203,7 +203,6 @@ def small(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def require_small(form: Form) -> None:
-    """Raises LeftOutError if a form has more or larger tensors than the enumeration takes."""
     if len(form.shapes) > MAX_OPERANDS or max(map(len, form.shapes)) > MAX_DIMS:
         raise LeftOutError("its samples have many tensors or dims")
     if max(map(numel, form.shapes)) > MAX_NUMEL:

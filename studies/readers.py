@@ -260,7 +260,6 @@ def _connecting(hub: RunHub) -> Callable[[Path], str]:
 
 
 def sample_hello() -> bytes:
-    """Returns the first message of a slot, with its length."""
     hello = messages.encode(messages.SlotHello(0, 1, 0, "host", 17, "127.0.0.1", "", 0))
     return len(hello).to_bytes(8, "little") + hello
 
@@ -320,7 +319,6 @@ def sample_known() -> bytes:
 
 
 def readers_of_runs(hub: RunHub) -> dict[str, Reader]:
-    """Returns the readers of logs, shards and captured folders, and of the port of a hub."""
     whole, first, second = sample_logs()
     return {
         "run log": Reader(_mutating_log(whole), _read_log),

@@ -67,7 +67,6 @@ def norm_case(name: str, mesh: tuple[int, int], seed: int = 0) -> ModuleCase:
 
 
 def found(cases: Iterator[ModuleCase], pool: Pool) -> str:
-    """Returns where and how soon a claim first rejects one of the cases."""
     begun_s, num = time.monotonic(), 0
     for case in cases:
         num += 1

@@ -170,7 +170,6 @@ def _bindings_of(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
 
 
 def num_returns(path: Sequence[str]) -> int:
-    """Returns the number of calls into a module that the path has left before."""
     return len(path) - len(set(path))
 
 

@@ -122,8 +122,6 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnownList(msgspec.Struct, frozen=True):
-    """A list of known failures that you passed, with the name of its file."""
-
     name: str
     entries: list[dict[str, Any]]
 

@@ -41,8 +41,6 @@ class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"
 
 
 class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The table [claims] of a manifest: dtypes, world sizes, collectives and reductions that the backend supports."""
-
     dtypes: tuple[str, ...]
     world_sizes: tuple[int, ...]
     collectives: tuple[str, ...]
@@ -70,7 +68,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(f"{dtype}:{name}" for dtype in claimed.dtypes for name in (*functions, *reduced))
 
     def as_options(self, path: str) -> dict[str, Any]:
-        """Returns the command-line options (name -> value) for which this manifest, the file `path`, stands."""
         backend, claims = self.backend, self.claims
         return {
             "backend": backend.name,
@@ -188,7 +185,6 @@ def measured(pool: Pool) -> tuple[Claims, list[str]]:
 
 
 def write_text(backend: Backend, claims: Claims, notes: Iterable[str] = ()) -> str:
-    """Returns the text of a manifest for the vendor to correct and hand in."""
     lines = ["# What this backend claims. Read and correct it: a run with --manifest compares it with its verdicts."]
     lines += [f"# {note}" for note in notes]
     lines += [

@@ -359,7 +359,6 @@ class _Check:
             self._say("red", f"{name}: shows nothing: {shorten(tally.unshown)}")
 
     def _check_known(self, environment: Environment, results: Results, props: Iterable[Property]) -> None:
-        """Notes a problem for each known failure whose result is missing, impossible or red."""
         wanted = {
             entry.id: entry
             for prop in props
@@ -410,7 +409,6 @@ class _Check:
             self._say("red", shorten(trouble))
 
     def _check_files(self, results: Results) -> None:
-        """Notes a problem for each file of the bundle that no other check has read."""
         known = {contents.ENVIRONMENT, contents.RESULTS, contents.LISTS, contents.MANIFEST}
         known |= {
             contents.search_file(result.name, label) for result in results.properties for label in result.searches
@@ -459,7 +457,6 @@ def _short(value: object) -> str:
 
 
 def in_lines(path: Path, found: Verified) -> Iterator[str]:
-    """Yields the lines that `equivtest verify` prints about a bundle, except the lines on cases that ran again."""
     yield f"{path}: digest {found.digest}"
     if found.environment is not None:
         env = found.environment

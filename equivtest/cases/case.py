@@ -337,7 +337,6 @@ def parts_from(case_type: type[Case], fields: Mapping[str, Any]) -> dict[str, An
 
 
 def replicated(num_axes: int = 1) -> Layout:
-    """Returns the layout of a tensor that every rank has as a whole."""
     return Layout((Replicate(),) * num_axes)
 
 
@@ -426,7 +425,6 @@ def import_cases() -> None:
 
 
 def _nested(case_type: type[Case], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Moves the fields of each part into a separate dict."""
     nested = dict(fields)
     for field in dataclasses.fields(case_type):
         if isinstance(field.default, Part):

@@ -93,7 +93,6 @@ PARTS = ("collectives", "oracle", "subject", "values")
 
 @functools.cache
 def _load(case_type: type, parts: tuple[str, ...]) -> None:
-    """Imports the named parts, if they exist, of the families of a case class and of its base classes."""
     for base in case_type.__mro__:
         package = base.__module__.rpartition(".")[0]
         while package == PROGRAMS or package.startswith(f"{FAMILIES}."):

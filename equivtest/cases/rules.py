@@ -76,7 +76,6 @@ def listed(values: Iterable[Any]) -> str:
 
 
 def broken_rules(case: Any) -> Iterator[str]:
-    """Yields the broken requirements of the fields of `case`, each with the field's name and value."""
     for name, rules in _rules(case.__class__):
         value = getattr(case, name)
         for rule in rules:

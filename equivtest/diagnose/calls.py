@@ -111,7 +111,6 @@ class _Collectives:
         self._judge_one(event, None)
 
     def judge_message(self, sending: Event | None, reception: Event) -> None:
-        """Compares a received message with the sent message."""
         try:
             right = right_message(sending)
             assert sending is not None
@@ -301,7 +300,6 @@ def _wrong(found: torch.Tensor, right: Right) -> str:
 
 
 def wrong_places(found: torch.Tensor, right: Right) -> torch.Tensor:
-    """Returns the indices of all wrong elements, with one row for each element."""
     value = right.value
     if right.is_moved:
         is_wrong = as_bits(found) != as_bits(value)

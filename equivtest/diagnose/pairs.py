@@ -61,7 +61,6 @@ def right_message(sending: Event | None) -> list[Right]:
 
 
 def require_fit(sending: Event, reception: Event) -> None:
-    """Raises Inconsistent unless the send and the receive have the same numbers of elements and the same dtypes."""
     held = [_in_words(flat_tensors(event.given)) for event in (sending, reception)]
     if held[0] != held[1]:
         raise Inconsistent(f"rank {sending.rank} sends {held[0]}, rank {reception.rank} receives {held[1]}")

@@ -144,7 +144,6 @@ def _told(record: Arithmetic, ulp: float, function: str, num_calls: int) -> Iter
 
 
 def _problems(reading: Reading) -> Iterator[str]:
-    """Yields one line for each measurement that no declaration allows."""
     case, first = reading.case, reading.by_rank[0]
     for rank, answers in enumerate(reading.by_rank):
         if not same_bits(answers["sums"], first["sums"]):

@@ -149,7 +149,6 @@ def await_hosts(config: pytest.Config, tell: Callable[[str], object]) -> None:
 
 
 def hosts_of(config: pytest.Config) -> dict[str, int]:
-    """Returns the number of slots of each other host at the beginning of the run."""
     return config.stash.get(_slots_key, {})
 
 
@@ -188,7 +187,6 @@ def is_known_fault(fault: Finding, settings: Settings) -> bool:
 
 
 def close_pool(config: pytest.Config) -> None:
-    """Ends every rank of this process's pools, and the server of ranks if no pool uses it yet."""
     server = config.stash.get(_server_key, None)
     if server is not None:
         config.stash[_server_key] = None

@@ -256,7 +256,6 @@ class Controller:
         )
 
     def environment(self) -> dict[str, Any]:
-        """Returns the facts about a run that are needed to compare it with another run."""
         settings = settings_of(self.config)
         return {
             "schema": SCHEMA,

@@ -131,7 +131,6 @@ def parse_causes(text: str) -> tuple[str, ...]:
 
 
 def compare(old: Run, new: Run, causes: Collection[str] = CAUSES["worse"]) -> Comparison:
-    """Compares two runs by claim, by combination of values, by duration and by draw."""
     sides = _side_of(old), _side_of(new)
     changes = sorted(
         [

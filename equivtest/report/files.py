@@ -128,7 +128,6 @@ def as_html(
 
 
 def identity(environment: Mapping[str, Any]) -> str:
-    """Returns one line with the versions, backend, device and profile of the run."""
     commit = str(environment.get("equivtest_commit") or "")[:12]
     words = {
         "equivtest": f"equivtest {{}}{f' ({commit})' * bool(commit)}",

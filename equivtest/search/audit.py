@@ -36,6 +36,7 @@ CANNOT = "CannotSpoil"
 """Name of the exception that a rank's traceback shows if a collective cannot be spoiled."""
 
 ANSWERED = ("answered", "not_in_mesh")
+"""Outcomes of a rank that has finished its part of the case."""
 
 SEED = "audit"
 SPOILED_TIMES = 3

@@ -240,7 +240,6 @@ class _Builder:
         return Array(tuple(self._merged(rows)), tuple(covered), tuple(infeasible))
 
     def _merged(self, rows: Iterable[CoveringRow]) -> list[CoveringRow]:
-        """Returns rows, if possible fewer, that together have all combinations of `rows`."""
         merging = _Merging()
         for row in rows:
             merging.add(row, self._combinations(row.values) & self.covered)

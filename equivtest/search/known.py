@@ -298,7 +298,6 @@ def entries_of(listed: Sequence[object], name: str, numbers: Counter[str]) -> li
 
 @contextmanager
 def _naming(name: str, position: int) -> Iterator[None]:
-    """Adds the file and the position of an entry to the message about a mistake in the entry."""
     try:
         yield
     except (Misuse, msgspec.ValidationError) as error:

@@ -53,7 +53,6 @@ def visit_one_or_list(subject: str, case: Case, backend: Backend) -> tuple[Answe
 
 
 def timed_visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...] | None:
-    """Runs `equivtest.ranks.visit.visit` and adds the seconds of each of PARTS to every answer."""
     function = resolve(subject)
     mesh = mesh_for(case, backend.device)
     if mesh is None:

@@ -200,7 +200,6 @@ def _is_replicated(layout: Layout) -> bool:
 
 
 def _input(run: CapturedRun, name: str) -> list[torch.Tensor]:
-    """Returns an input of the model, with one tensor for each part of the batch."""
     shares = []
     for ranks in _ranks_by_share(run.manifest):
         share, differing = _of_share(run, ranks, GIVEN + name, f"input {name}")
@@ -288,7 +287,6 @@ def _answers(case: CapturedCase, rank: CapturedRank) -> dict[str, Placed]:
 
 
 def fields_of(run: CapturedRun, reference: str) -> dict[str, Any]:
-    """Returns the fields that cases of captured steps and cases of captured updates both have."""
     manifest = run.manifest
     dtypes = sorted({parameter.dtype for parameter in manifest.parameters.values()})
     require(

@@ -49,7 +49,6 @@ class Judged:
         return [name for name, expected in tensors.items() if is_too_wide(expected) and name not in agreeing]
 
     def coverage(self) -> str:
-        """Describes how many boundaries of submodules, or for an update how many tensors, were judged."""
         if self.run.manifest.optimizer:
             return self._coverage_of_update()
         expected = set(filter(_is_boundary_of_any, self.evidence.expected.tensors))
@@ -132,7 +131,6 @@ def compare_runs(one: Judged, other: Judged) -> str:
 
 
 def _compare_bits(one: Judged, other: Judged) -> str:
-    """Describes how much two runs, which no claim rejects, differ in outputs and gradients."""
     num, differing = 0, {}
     for name, tensors in _outputs_of_both(one, other):
         num += 1

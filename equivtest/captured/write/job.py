@@ -20,8 +20,6 @@ PlacedBy = Callable[[nn.Module, str], "tuple[torch.Tensor, torch.Tensor] | None"
 
 
 class Kept(NamedTuple):
-    """A copy of one tensor on the CPU, with its layout and other facts that the manifest will have."""
-
     local: torch.Tensor
     layout: tuple[str, ...] = ()
     order: tuple[int, ...] = ()
