@@ -2,8 +2,8 @@
 
 Each defect is run on cases drawn by the property that must reject it, without the property's examples.  The table
 shows, for each kind of values, how many draws the claims reject and how many `assert_close` rejects.  `assert_close`
-has its default tolerances, torch's own unsharded result in the same dtype and the same slices.  A defect's row ends
-once the claims have rejected it `--enough` times by every kind that its cases draw.  So a row that ended early has
+compares with the slices of torch's own unsharded result in the same dtype, at its default tolerances.  A defect's row
+ends once the claims have rejected it `--enough` times by every kind that its cases draw.  So a row that ended early has
 fewer cases, and its shares are too high.  A second table shows the same for the subjects without a defect.  It never
 ends early, and every rejection in it is a false alarm.
 

@@ -22,7 +22,7 @@ class ClaimCell:
     """Counts the verdicts of each kind on one claim in one cell.
 
     Attributes:
-        dtype: Name of the dtype. It is 'any', over all dtypes, if the claim does not need verdicts in each dtype.
+        dtype: Name of the dtype. It is 'any', for all dtypes, if the claim does not need verdicts in each dtype.
     """
 
     property_name: str

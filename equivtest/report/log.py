@@ -37,14 +37,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts in `environment.json` that equivtest itself reads.
-
-    The file has further facts.
+    """The facts in `environment.json` that equivtest itself reads.  The file has further facts.
 
     Attributes:
-        concluded: Number of tests that passed, failed, or are known failures, with tests of other plugins.
+        concluded: Number of tests that passed, failed, or are known failures, including tests of other plugins.
         excused: Names of the dtypes and collectives that the backend may lack in this run.
-        failed: Number of tests that failed, with tests of other plugins.
+        failed: Number of tests that failed, including tests of other plugins.
         complete: True if the run and every planned search ended.
         state: BEGUN, ENDED, or the reason why the run ended early.
         process, started, seconds: Process id, beginning in UTC, and duration of the run.

@@ -11,9 +11,9 @@ from equivtest.report.handover import Audited, AuditRow
 DECISIVE = FAULTS[:2]
 """Kinds of fault that make a result depend on the operands of fewer ranks, and change nothing else.
 
-Other faults make a result too small, too large or NaN. A claim that rejects one only shows that some claim checks the
-result.  Example: every rank has the same batch.  Then the average of the gradients equals one rank's gradient, and no
-claim notices if the operands of other ranks are missing.
+Other faults make a result too small, too large or NaN. A claim that rejects such a fault only shows that some claim
+checks the result.  Example: every rank has the same batch.  Then the average of the gradients equals one rank's
+gradient, and no claim notices if the operands of other ranks are missing.
 """
 
 

@@ -28,8 +28,7 @@ WAY_OUT = "put equivtest.capture(model, FOLDER) around the step, and judge that 
 
 
 def describe_dump(path: Path, files: Sequence[Path]) -> str:
-    """Returns which tool wrote a file or folder, what is missing for a verdict, and a remedy, or '' if the tool is
-    unknown.
+    """Returns which tool wrote a file or folder, what it lacks for a verdict, and a remedy, or ''.
 
     Args:
         files: The files in the folder `path`, or `path` itself if it is a file.

@@ -112,8 +112,8 @@ def _case_of(run: CapturedRun, reference: str, inputs: Mapping[str, list[torch.T
 def _num_rows(manifest: Manifest, inputs: Mapping[str, list[torch.Tensor]]) -> int | None:
     """Returns the number of rows of the batch on each rank, or None if each rank has the whole batch.
 
-    The rows are dim 0 of the first input that differs between ranks.  If no input differs, it is the first input with
-    dims.
+    The rows are dim 0 of the first input that differs between ranks.  If no input differs, they are dim 0 of the first
+    input with dims.
     """
     if manifest.batch == WHOLE:
         return None
