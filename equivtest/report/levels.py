@@ -19,7 +19,7 @@ LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
         "parallel layers and fetches",
         frozenset({"cross_entropy", "dropout", "embedding", "linear", "norm", "redistribute", "scale", "zero3"}),
     ),
-    ("training", frozenset({"training"})),
+    ("training", frozenset({"checkpoint", "training"})),
     ("programs and operators", frozenset({"operators", PROGRAMS})),
 )
 """(name of the level, its families), from level 1.  A run reaches a level only with all levels below it."""

@@ -1,0 +1,8 @@
+"""Draws tensors of one to three dims, with any pair of placements when they are saved and when they are loaded."""
+
+from __future__ import annotations
+
+from equivtest.cases.picks import cases_of
+from equivtest.families.checkpoint.case import CheckpointCase
+
+checkpoint_cases = cases_of(CheckpointCase, without=("records",), dangerous=("shape: edge", "saved", "loaded"))
