@@ -1,6 +1,6 @@
 """Defines `CollectivesCase`: calls of collectives of torch.distributed, one after the other, on several sizes.
 
-Letters: w ranks; n one size, which is a number of elements; L the sum of the case's sizes.
+Letters: w ranks; n one size, which is a number of elements.
 
 A collective takes operands of one kind, such as 'added' for a sum (OPERANDS). Every rank has one tensor of each kind:
 the tensor has w * n elements for each size n, one size after the other. A collective to which a rank gives one tensor,
@@ -70,12 +70,10 @@ class Call:
 
     @property
     def name(self) -> str:
-        """Returns the name of the answer: the function, followed by the reduction if there is one."""
         return f"{self.function}_{self.op}" if self.op else self.function
 
     @property
     def is_coalesced(self) -> bool:
-        """True if one call takes the operands of all sizes."""
         return self.function.startswith("coalesced_")
 
     @property
@@ -88,7 +86,6 @@ class Call:
 
     @property
     def operand(self) -> str:
-        """Returns the kind of operand that the collective takes: 'added' for a sum, 'moved' for a copy, and so on."""
         return COUNTED[self.op] if self.function.startswith("int64_") else OPERANDS[self.op]
 
 
@@ -243,7 +240,6 @@ class CollectivesCase(Case):
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """Returns the `Call` of each collective."""
         return tuple(CALLS[name] for name in self.collectives)
 
     def without(self, refused: Collection[str]) -> CollectivesCase | None:
@@ -253,33 +249,21 @@ class CollectivesCase(Case):
 
     @property
     def width(self) -> int:
-        """Returns the number of elements that a rank has of each kind of operand.
-
-        This is the number of ranks times the sum of all sizes.
-        """
+        """Returns the number of elements that a rank has of each kind of operand."""
         return self.world_size * sum(self.numels)
 
     @property
     def bounds(self) -> tuple[tuple[int, int], ...]:
-        """Returns for each size the range [start, stop) of its elements within a rank's operand.
-
-        The range has as many elements as the number of ranks times the size.
-        """
+        """Returns for each size the range [start, stop) of its elements within a rank's operand."""
         stops = [self.world_size * sum(self.numels[: index + 1]) for index in range(len(self.numels))]
         return tuple((stop - self.world_size * numel, stop) for stop, numel in zip(stops, self.numels, strict=True))
 
     def split(self, numel: int, source: int, target: int) -> int:
-        """Returns how many elements rank `source` sends to rank `target` in a collective with uneven splits.
-
-        Rank `source` sends all of the `numel` elements, or half of the elements, or no elements.
-        """
+        """Returns how many elements `source` sends to `target` with uneven splits: all of `numel`, half or none."""
         return (numel, 0, -(-numel // 2))[(2 * source + target + numel) % 3]
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes the shape, layout and role of each operand and each answer, by name.
-
-        A tensor that differs between ranks has one row per rank.
-        """
+        """Describes each operand and answer. A tensor that differs between ranks has one row per rank."""
         ranks, numel, own = self.world_size, sum(self.numels), Layout((Shard(0),))
         results = {
             "reduced": CaseTensor((numel,), replicated(), "state"),

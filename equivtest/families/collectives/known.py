@@ -13,10 +13,7 @@ STRIDES_LOST = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "scatter"
 
 
 def loses_strides(case: CollectivesCase) -> bool:
-    """True if the case passes a tensor with gaps between its elements to a function that ignores strides in gloo.
-
-    `STRIDES_LOST` lists these functions.
-    """
+    """True if the case passes a tensor with gaps between its elements to a function in `STRIDES_LOST`."""
     return _hands_strides_to(case, *STRIDES_LOST)
 
 

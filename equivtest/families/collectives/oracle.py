@@ -23,13 +23,7 @@ from equivtest.tensors import SIGNIFICAND_BITS
 
 @expect.register
 def expect_collectives(case: CollectivesCase, index: int) -> Expected:
-    """Returns the result of every collective.
-
-    All results are exact, except averages if 1 / (number of ranks) is rounded.
-
-    Raises:
-        InexactData: the drawn values break the conditions of exactness.
-    """
+    """Returns the results. All are exact, except averages if 1 / (number of ranks) is rounded."""
     given = draw(case, index)
     found = {
         (op, kind): _before(case, op, given[kind])
@@ -57,10 +51,7 @@ def expect_collectives(case: CollectivesCase, index: int) -> Expected:
 
 
 def _before(case: CollectivesCase, op: str, operands: torch.Tensor) -> Reduced:
-    """Returns the operands, reduced over the ranks by `op`. If `op` is '', returns the operands unchanged.
-
-    `op` is '' if the collective copies. `operands` has one row per rank. A reduced tensor has no dim of ranks.
-    """
+    """Returns the operands reduced over dim 0, the ranks, or unchanged if `op` is '', which stands for a copy."""
     if not op:
         return Reduced(operands.double(), operands, None, COPIED)
     if op in BITWISE:
@@ -71,10 +62,7 @@ def _before(case: CollectivesCase, op: str, operands: torch.Tensor) -> Reduced:
 
 
 def _added(case: CollectivesCase, operands: torch.Tensor, factor: float) -> Reduced:
-    """Returns the exact sum of the operands over the ranks, multiplied by `factor`, which is a power of two.
-
-    Columns with values at the limits of the dtype are added by `add_at_limits`.
-    """
+    """Returns the exact sum over the ranks, times `factor`, which is a power of two."""
     is_at_limit = operands.abs().amax(0) > 2.0 ** SIGNIFICAND_BITS[case.dtype]
     found = reduce_exactly("operands", torch.where(is_at_limit, 0, operands) * factor, "sum", (case.world_size,))
     if not bool(is_at_limit.any()):
@@ -125,30 +113,17 @@ def _are_multiples(terms: torch.Tensor, unit: float) -> torch.Tensor:
 
 
 def _combined(op: str, operands: torch.Tensor) -> Reduced:
-    """Combines the rows of integers bit by bit, with an operation such as 'band'. Each row is from one rank.
-
-    The result has no more bits than the operands, so the result is exact.
-    """
     value = join_bits(op, operands.to(torch.int64))
     return Reduced(value.double(), value.to(operands.dtype), None, f"equal: the {op} of {len(operands)} integers")
 
 
 def arrange(case: CollectivesCase, result: str, whole: torch.Tensor) -> torch.Tensor:
-    """Returns the expected answer for all sizes, joined along the last dim.
-
-    Args:
-        result: Kind of the answer, one of RESULTS.
-        whole: The reduced elements of all sizes, or one row of elements per rank if the collective copies.
-    """
+    """Joins the answers for all sizes on the last dim. `whole` has one row per rank if the collective copies."""
     sizes = zip(case.numels, case.bounds, strict=True)
     return torch.cat([_of_size(case, result, whole[..., slice(*bounds)], numel) for numel, bounds in sizes], dim=-1)
 
 
 def _of_size(case: CollectivesCase, result: str, whole: torch.Tensor, numel: int) -> torch.Tensor:
-    """Returns the expected answer of kind `result` for the size `numel`.
-
-    `whole` has the reduced elements of that size, or one row of elements per rank if the collective copies.
-    """
     ranks = case.world_size
     match result:
         case "parts":
@@ -161,11 +136,7 @@ def _of_size(case: CollectivesCase, result: str, whole: torch.Tensor, numel: int
 
 
 def _sent_to(case: CollectivesCase, parts: torch.Tensor, rank: int) -> torch.Tensor:
-    """Returns the elements that `rank` receives in a collective with uneven splits.
-
-    The elements have the order of the sending ranks. Zeros follow, up to the number of elements that a rank has for all
-    ranks. `parts` has the elements of rank `source` for rank `target` at [source, target].
-    """
+    """Returns what `rank` receives with uneven splits, padded with zeros. `parts` is indexed [source, target]."""
     ranks, _, numel = parts.shape
     sent = torch.cat([parts[source, rank, : case.split(numel, source, rank)] for source in range(ranks)])
     return torch.cat([sent, sent.new_zeros(ranks * numel - len(sent))])

@@ -31,11 +31,7 @@ Most cases have an odd number of draws, so that repeating draw 0 shows a defect 
 
 @Cases
 def collectives_cases(draw: Draw, space: Space) -> CollectivesCase:
-    """Draws cases with some collectives, on up to five sizes.
-
-    `BUNDLES` has groups of collectives. A case draws some of the groups, and some collectives of each group. Shrinks to
-    one draw of dense values, and one call on one element.
-    """
+    """Draws cases with some collectives. Shrinks to one draw of dense values, and one call on one element."""
     world_size = pick(draw, "world_size", space.world_sizes)
     waits, (order, stride) = pick(draw, "waits", WAITS), pick(draw, "order and stride", LAYOUTS)
     memory = pick(draw, "memory", MEMORY_DRAWN)
@@ -54,10 +50,7 @@ def collectives_cases(draw: Draw, space: Space) -> CollectivesCase:
 
 
 def _pick_collectives(draw: Draw, stride: int) -> tuple[str, ...]:
-    """Draws the names of at least one collective. They are from some groups of `BUNDLES`.
-
-    If `stride` is above 1, all names are from one group, because many backends refuse strides.
-    """
+    """Draws names. If `stride` is above 1, all are from one bundle, because many backends refuse strides."""
     called: list[list[str]] = []
     for bundle, calls in DRAWN.items():
         if pick(draw, bundle, CALLED, itself if stride == 1 else free):
@@ -66,15 +59,10 @@ def _pick_collectives(draw: Draw, stride: int) -> tuple[str, ...]:
 
 
 def _pick_numels(draw: Draw) -> tuple[int, ...]:
-    """Draws up to five different sizes, which are numbers of elements. Returns (1,) if no size is drawn."""
     numels = [pick(draw, f"size {index}", (None, *NUMELS), kind_of_numel) for index in range(NUM_NUMELS)]
     return tuple(dict.fromkeys(numel for numel in numels if numel is not None)) or (1,)
 
 
 def kind_of_numel(numel: int | None) -> str:
-    """Returns the class of a size. Returns 'no call' for None.
-
-    The class is 'none' for 0, 'few' for 1 to 999, and 'many' from 1,000 on. A covering array has each class, not each
-    size.
-    """
+    """Returns the class of a size. A covering array has each class, not each size."""
     return "no call" if numel is None else "none" if numel == 0 else "few" if numel < 1000 else "many"

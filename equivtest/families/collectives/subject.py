@@ -52,11 +52,7 @@ def collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> dict[s
 
 
 def run_collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given, begin: Begin) -> dict[str, Placed]:
-    """Calls every collective of the case on every size, and returns the results by name.
-
-    `begin` begins one call. `case.waits` says when the subject waits for a call. An answer joins the results of all
-    sizes.
-    """
+    """Returns the results by name, each joined over all sizes. `begin` begins one call."""
     group = mesh.get_group()
     begun: list[tuple[Call, Room, Begun]] = []
     results: dict[str, list[torch.Tensor]] = {name: [] for name in case.collectives}
@@ -77,25 +73,21 @@ def run_collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given, begin
 
 
 def room_of(case: CollectivesCase, call: Call, group: Any, kept: list[torch.Tensor] | None) -> Room:
-    """Returns the `Room` for one call. It has the group of the call, and memory in the layout of the case."""
     order = "rows" if call.result == "uneven" else case.order
     return Room(case, group, dist.get_rank(group), case.stride, case.offset, order, kept)
 
 
 def call_before(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> None:
-    """Makes an earlier call of the same collective on the operand in reversed order, and drops the result.
-
-    The earlier call has its operands and results in the room's kept memory, which the judged call then reuses.
-    """
+    """Makes an earlier call, on the reversed operand, in the kept memory that the judged call then reuses."""
     begin_in(replace(room, storages=[], handed=[]), call, operand.flip(0), begin)[1].end()
 
 
 def begin_in(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> tuple[Room, Begun]:
-    """Begins a call with memory of the room. Returns (room whose memory the call uses, begun call).
+    """Begins a call. Returns (room whose memory the call uses, begun call).
 
-    The returned room is `room`, unless the backend's error asks for contiguous or aligned memory. Then a new room with
-    such memory is returned, in which the call was begun again. torch documents no stride that a collective must accept:
-    NCCL's group refuses all except contiguous tensors (ProcessGroupNCCL.cpp, 2.13.0), gloo refuses some strides.
+    If the backend's error asks for contiguous or aligned memory, the call is begun again in a new room with such
+    memory. torch documents no stride that a collective must accept: NCCL's group refuses all except contiguous tensors
+    (ProcessGroupNCCL.cpp, 2.13.0), gloo refuses some strides.
     """
     try:
         return room, begin(room, call, operand if call.lays_out_itself else room.hand(operand))
@@ -106,20 +98,13 @@ def begin_in(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> tup
 
 
 def operands_of(case: CollectivesCase, call: Call, given: Given) -> list[torch.Tensor]:
-    """Returns a list of this rank's operands of the collective, one per size.
-
-    For a coalesced call the list has one tensor, with the elements of all sizes.
-    """
+    """Returns this rank's operands, one per size. A coalesced call has one operand with the elements of all sizes."""
     own = given[call.operand][0]
     return [own] if call.is_coalesced else [own[start:stop] for start, stop in case.bounds]
 
 
 def odd_one(case: CollectivesCase, call: Call, results: list[torch.Tensor]) -> torch.Tensor:
-    """Joins the results of each repetition over all sizes, and returns one of the joined results.
-
-    The result is that of the first repetition, unless the bits of a later repetition differ. Then one of the two
-    repetitions is wrong, and the later repetition's result is returned.
-    """
+    """Returns the first repetition's joined results, or a later repetition's if its bits differ, which is a defect."""
     num = 1 if call.is_coalesced else len(case.numels)
     first, *others = (torch.cat(results[at : at + num], dim=-1) for at in range(0, len(results), num))
     return next((other for other in others if not torch.equal(as_bits(other), as_bits(first))), first)
@@ -141,16 +126,11 @@ def end_all(
 
 
 def flat(call: Call, room: Room, result: torch.Tensor) -> torch.Tensor:
-    """Returns a gathered or exchanged result with one row per rank, and any other result with one dim."""
     return rows(room, result) if call.result in ("gathered", "exchanged") else result.reshape(-1)
 
 
 def in_place(call: Call, result: torch.Tensor) -> torch.Tensor:
-    """Returns this rank's local tensor of the answer.
-
-    If all ranks must have the same values, this tensor is `result`. If the values may differ, it is `result` with an
-    additional first dim of size 1.
-    """
+    """Returns this rank's local tensor of an answer, with a first dim of size 1 if values differ between ranks."""
     return result if call.result in ("reduced", "gathered") else result[None]
 
 
@@ -172,7 +152,6 @@ def naming(call: Call, dtype: str) -> Iterator[None]:
 
 
 def begin(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Begins the collective by calling torch.distributed."""
     return FUNCTIONS[call.function](room, call, own)
 
 
@@ -184,10 +163,6 @@ def all_reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def integers_like(tensor: torch.Tensor) -> torch.dtype:
-    """Returns the integer dtype in which a collective sends elements.
-
-    The dtype is int64 for elements of 8 bytes, and int32 for smaller elements.
-    """
     return torch.int64 if tensor.element_size() == 8 else torch.int32
 
 
@@ -215,10 +190,7 @@ def reduce_scatter(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def broadcast(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Broadcasts the first part of the root's operand. Each rank is the root in turn.
-
-    Returns one row per root.
-    """
+    """Broadcasts the first part of each root's operand. Each rank is the root in turn. Returns one row per root."""
     mine = first(room, own)
     buffers = [room.copy(mine) if root == room.rank else room.empty(mine) for root in range(room.ranks)]
     works = [dist.broadcast(buffer, group_src=root, **room.how) for root, buffer in enumerate(buffers)]
@@ -226,10 +198,7 @@ def broadcast(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def scatter(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Scatters the parts of the root's operand. Each rank is the root in turn.
-
-    Returns one row per root. The row is the root's part for this rank.
-    """
+    """Scatters with each rank as the root in turn. Returns one row per root: the root's part for this rank."""
     outputs = empties(room, first(room, own))
     works = [
         dist.scatter(output, parts(room, own) if root == room.rank else None, group_src=root, **room.how)
@@ -239,10 +208,7 @@ def scatter(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def gather(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Gathers the first parts of all ranks' operands to the root. Each rank is the root in turn.
-
-    Returns the tensor that this rank gathers as the root, with one row per rank.
-    """
+    """Gathers with each rank as the root in turn. Returns what this rank gathers as the root, one row per rank."""
     mine = first(room, own)
     outputs = empties(room, mine)
     works = [
@@ -253,10 +219,7 @@ def gather(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Reduces the first parts of all ranks' operands to the root. Each rank is the root in turn.
-
-    Returns the result that this rank has as the root. The result on any other rank is undefined.
-    """
+    """Reduces with each rank as the root in turn. Returns the result of the call whose root is this rank."""
     buffers = [room.copy(first(room, own)) for _ in range(room.ranks)]
     works = [
         dist.reduce(buffer, group_dst=root, op=REDUCE_OPS[call.op], **room.how) for root, buffer in enumerate(buffers)
@@ -297,11 +260,7 @@ def functional_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) 
 
 
 def functional_broadcast(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Broadcasts the first part of the root's operand by the functional collective. Each rank is the root in turn.
-
-    Returns one row per root. A rank that is not the root passes a part of its own operand, which the collective must
-    not return.
-    """
+    """Returns one row per root. A rank that is not the root passes its own operand, which must not be returned."""
     outputs = [functional.broadcast(first(room, own), root, room.group) for root in range(room.ranks)]
     return Begun([], lambda: torch.stack([waited(output) for output in outputs]))
 
@@ -330,10 +289,6 @@ def coalesced_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) -
 
 
 def coalesce(room: Room, call: Call, own: torch.Tensor, begin_one: Begin) -> Begun:
-    """Begins one coalesced call that takes all sizes. Within that call, `begin_one` is called for each size.
-
-    The result joins the sizes along the last dim.
-    """
     manager = dist._coalescing_manager(group=room.group, async_ops=room.how["async_op"])  # type: ignore[attr-defined]
     with manager as work:
         begun = [begin_one(room, call, room.hand(own[start:stop])) for start, stop in room.case.bounds]
@@ -354,11 +309,11 @@ def int64_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) -> Be
 
 
 def on_int64(room: Room, call: Call, own: torch.Tensor, begin_one: Begin) -> Begun:
-    """Reduces int64 integers. They are multiplied by a factor, so that they take up to 63 significant bits.
+    """Reduces integers of up to 63 significant bits: the operands as int64, times a factor.
 
-    The integers are at most 2**p in magnitude, for the p significand bits of the case's dtype. The factor is 2**(62 -
-    p) + 1. The returned tensor is the reduction divided by the factor. A reduction that is no multiple of the factor is
-    wrong. If there is such a remainder, it is added to the quotient, so that the returned tensor is wrong too.
+    The operands are integers of at most 2**p in magnitude, for the p significand bits of the case's dtype. The factor
+    is 2**(62 - p) + 1. The returned tensor is the reduction divided by the factor. If the division leaves a remainder,
+    the reduction is wrong. The remainder is added to the quotient, so that the returned tensor is wrong too.
     """
     factor = 2 ** (62 - SIGNIFICAND_BITS[room.case.dtype]) + 1
     begun = begin_one(room, call, room.hand(own.to(torch.int64) * factor))
@@ -372,7 +327,6 @@ def on_int64(room: Room, call: Call, own: torch.Tensor, begin_one: Begin) -> Beg
 
 
 def waited(output: torch.Tensor) -> torch.Tensor:
-    """Waits for a functional collective and returns its result."""
     return cast(torch.Tensor, functional.wait_tensor(output))  # type: ignore[no-untyped-call]
 
 

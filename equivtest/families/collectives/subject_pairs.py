@@ -42,10 +42,6 @@ def send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def batched_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Sends a part to every other rank and receives a part from each, all in one batch.
-
-    Returns one row per rank.
-    """
     mine, outputs = parts(room, own), empties(room, first(room, own))
     outputs[room.rank].copy_(mine[room.rank])
     calls = [dist.P2POp(dist.isend, mine[peer], group=room.group, group_peer=peer) for peer in _others(room)]
@@ -86,15 +82,11 @@ def tagged_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def _turned(part: torch.Tensor, places: int) -> torch.Tensor:
-    """Returns the elements rolled by `places` in row-major order, with the shape of `part`."""
     return part.reshape(-1).roll(places).view(part.shape)
 
 
 def _others(room: Room) -> list[int]:
-    """Returns all other ranks, lowest first.
-
-    If every rank exchanges messages in this order, no rank waits forever.
-    """
+    """Returns the other ranks, lowest first. If every rank exchanges messages in this order, no rank waits forever."""
     return [rank for rank in range(room.ranks) if rank != room.rank]
 
 
@@ -105,10 +97,7 @@ def all_gather_object(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def gather_object(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Gathers the first parts of all ranks' operands, as objects, to the root. Each rank is the root in turn.
-
-    Returns the tensor that this rank gathers as the root, with one row per rank.
-    """
+    """Gathers with each rank as the root in turn. Returns what this rank gathers as the root, one row per rank."""
     found: list[Any] = [None] * room.ranks
     for root in range(room.ranks):
         into = found if root == room.rank else None
@@ -117,10 +106,6 @@ def gather_object(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def broadcast_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Broadcasts the first part of the root's operand as an object. Each rank is the root in turn.
-
-    Returns one row per root.
-    """
     found = []
     for root in range(room.ranks):
         objects: list[Any] = [_as_object(first(room, own)) if root == room.rank else None]
@@ -130,10 +115,7 @@ def broadcast_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def scatter_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Scatters the parts of the root's operand as objects. Each rank is the root in turn.
-
-    Returns one row per root. The row is the root's part for this rank.
-    """
+    """Scatters with each rank as the root in turn. Returns one row per root: the root's part for this rank."""
     found = []
     for root in range(room.ranks):
         output: list[Any] = [None]
@@ -148,10 +130,7 @@ def barrier(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def monitored_barrier(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Calls monitored_barrier, and returns the elements that all ranks wrote to a store before the barrier.
-
-    torch documents the function only for gloo and without `async_op`.
-    """
+    """Calls monitored_barrier, which torch documents only for gloo and without `async_op`."""
     return _told_behind(room, own, lambda: dist.monitored_barrier(room.group))
 
 

@@ -49,20 +49,15 @@ class Room:
 
     @property
     def how(self) -> dict[str, Any]:
-        """Returns the arguments `group` and `async_op`, which every collective of torch.distributed gets."""
         return {"group": self.group, "async_op": self.case.waits != "at_once"}
 
     @property
     def _untouched(self) -> int:
-        """Returns the number that fills the memory around results, so that a write to this memory shows.
-
-        Each rank has a different number, so that a collective that also copies or reduces this memory changes it.
-        """
+        """Fill value around results. It differs between ranks, so that a collective on this memory changes it."""
         return -7 - self.rank
 
     @property
     def is_plain(self) -> bool:
-        """True if operands and results are contiguous and aligned."""
         return self.stride == 1 and not self.offset and self.order == "rows"
 
     def empty(self, like: torch.Tensor, numel: int | None = None) -> torch.Tensor:
@@ -101,15 +96,10 @@ class Room:
         return torch.frombuffer(storage.view(torch.uint8).numpy(), dtype=like.dtype)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a copy in the room's memory, for collectives that work in place."""
         return self.empty(tensor).copy_(tensor)
 
     def hand(self, operand: torch.Tensor) -> torch.Tensor:
-        """Returns the tensor to pass to the collective. This is the operand itself, or a copy in the room's layout.
-
-        The operand itself is returned if the room is plain and the case's memory is 'new'. A copy has one dim, or one
-        row per rank and more dims.
-        """
+        """Returns the operand, or a copy in the room's memory layout, with one dim or with one row per rank."""
         if self.is_plain and self.case.memory == "new":
             return operand
         handed = self.empty(self._in_order(operand))
@@ -118,10 +108,7 @@ class Room:
         return handed
 
     def _in_order(self, operand: torch.Tensor) -> torch.Tensor:
-        """Returns a view of the operand, with the shape and strides that the room's order requires.
-
-        The caller uses only the view's shape and strides, not its elements.
-        """
+        """Returns a view whose shape and strides the room's order requires. Its elements are not used."""
         numel = len(operand) // self.ranks
         if self.order == "rows":
             return operand
@@ -133,10 +120,7 @@ class Room:
         return operand.view(self.ranks, height, width, channels).permute(0, 3, 1, 2)
 
     def require_guards(self) -> None:
-        """Raises RuntimeError if the call wrote to memory outside its results.
-
-        Also raises RuntimeError if the call wrote to an operand that was copied for the call.
-        """
+        """Raises RuntimeError if the call wrote outside of its results or to a copied operand."""
         for storage in self.storages:
             if any(bool((beside != self._untouched).any()) for beside in self._beside(storage)):
                 raise RuntimeError("the collective wrote outside of the memory of its result")
@@ -145,10 +129,7 @@ class Room:
                 raise RuntimeError("the collective wrote into its operand")
 
     def splits(self, numel: int) -> tuple[list[int], list[int]]:
-        """Returns two lists for a collective with uneven splits: the numbers of elements sent and of elements received.
-
-        Each list has one number per rank.
-        """
+        """Returns (sent, received) for uneven splits: the numbers of elements for and from each rank."""
         split, rank, ranks = self.case.split, self.rank, range(self.ranks)
         return [split(numel, rank, other) for other in ranks], [split(numel, other, rank) for other in ranks]
 
@@ -179,7 +160,6 @@ class Begun:
     result: Callable[[], torch.Tensor]
 
     def end(self) -> torch.Tensor:
-        """Waits for all works of the call and returns a copy of its result."""
         for work in self.works:
             if work is not None:
                 work.wait()
@@ -191,33 +171,25 @@ Begin = Callable[[Room, Call, torch.Tensor], Begun]
 
 
 def first(room: Room, own: torch.Tensor) -> torch.Tensor:
-    """Returns a view of the operand's first part. The operand has one part per rank, all of equal size."""
     return own[: len(own) // room.ranks]
 
 
 def rows(room: Room, whole: torch.Tensor) -> torch.Tensor:
-    """Reshapes a tensor so that it has one row per rank. The tensor has one part per rank, all of equal size."""
     return whole.reshape(room.ranks, whole.numel() // room.ranks)
 
 
 def parts(room: Room, own: torch.Tensor) -> list[torch.Tensor]:
-    """Returns views of the operand's parts. The operand has one part per rank, all of equal size."""
     return list(own.tensor_split(room.ranks))
 
 
 def empties(room: Room, like: torch.Tensor) -> list[torch.Tensor]:
-    """Returns one uninitialised tensor per rank. Each has the shape and dtype of `like`."""
     return [room.empty(like) for _ in range(room.ranks)]
 
 
 def cut(room: Room, own: torch.Tensor, sent: Sequence[int]) -> torch.Tensor:
-    """Returns the elements that this rank sends to all ranks, joined, in the room's memory layout.
-
-    For each rank these are the first `sent[rank]` elements of the part for that rank.
-    """
+    """Joins the first `sent[rank]` elements of the part for each rank."""
     return room.hand(torch.cat([part[:numel] for part, numel in zip(parts(room, own), sent, strict=True)]))
 
 
 def padded(found: torch.Tensor, numel: int) -> torch.Tensor:
-    """Returns the tensor with zeros appended, up to `numel` elements."""
     return torch.cat([found, found.new_zeros(numel - len(found))])

@@ -40,8 +40,6 @@ MAX_FACTORS = 8
 def draw_collectives(case: CollectivesCase, index: int) -> dict[str, torch.Tensor]:
     """Draws global operands, one row per rank, of every kind that the case's collectives need.
 
-    p is the number of significand bits of the dtype. A column has the elements of all ranks at one position.
-
     Modes; the first two differ only in copied values:
         dense: Odd integers of random sign, below 2**p.
         index: Elements count 1, 2, 3, ... through all ranks, and begin again with 1 after 2**p - 1, so that a wrong
@@ -112,9 +110,6 @@ def _draw(case: CollectivesCase, name: str, mode: str, seed: int) -> torch.Tenso
 
 
 def _every(stride: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """Returns a bool mask of `shape`. In each column, the mask is True in every `stride`-th row.
-
-    The first row with True changes from one column to the next.
-    """
+    """Returns a mask with True in every `stride`-th row. The first such row changes from one column to the next."""
     rows, columns = (torch.arange(size, device="cpu") for size in shape)
     return (rows[:, None] + columns) % stride == 0

@@ -20,8 +20,7 @@ from equivtest.layout import Layout, Shard
 class Call:
     """One collective that a case calls.
 
-    The operand of each rank has one part per rank. Some collectives take all parts, and others take only the first
-    part.
+    Some collectives take all parts of a rank's operand, and others take only the first part.
 
     Attributes:
         function: Name of the called function. 'nn_NAME' is the function NAME in torch.distributed.nn.functional. Any
@@ -41,7 +40,6 @@ class Call:
 
     @property
     def name(self) -> str:
-        """Returns the name of the call's output in the answers."""
         return self.function if self.op == "sum" else f"{self.function}_{self.op}"
 
 
@@ -118,22 +116,14 @@ class DifferentiableCase(Case):
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """Returns the `Call` of each collective."""
         return tuple(CALLS[name] for name in self.collectives)
 
     def split(self, source: int, target: int) -> int:
-        """Returns how many elements rank `source` sends to rank `target` in an uneven exchange.
-
-        Rank `source` sends all, none or half of its part for `target`.
-        """
+        """Returns how many elements `source` sends to `target` in an uneven exchange: all of a part, half or none."""
         return (self.numel, 0, -(-self.numel // 2))[(2 * source + target + self.numel) % 3]
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes the shape, layout and role of each tensor, by name.
-
-        The operand x, the cotangent and each output have the dims (rank, root, part, element), with different values
-        for each root.
-        """
+        """Describes each tensor. Each has the dims (rank, root, part, element), with other values for each root."""
         ranks, own = self.world_size, Layout((Shard(0),))
         shapes = {call.name: (ranks, ranks if call.is_rooted else 1, ranks, self.numel) for call in self.calls}
         tensors = {name: CaseTensor((ranks, ranks, ranks, self.numel), own) for name in ("x", "cotangent")}

@@ -22,11 +22,8 @@ from equivtest.oracle.operands import reduce_exactly
 def expect_differentiable(case: DifferentiableCase, index: int) -> Expected:
     """Returns the outputs, and the gradients of the operands.
 
-    An element of an output or a gradient is one of two kinds. It is an element of some rank's tensor, or the sum of one
-    element from each rank, all at the same position. An average divides that sum by the number of ranks.
-
-    Raises:
-        InexactData: a sum of the drawn values rounds.
+    An element of an output or a gradient is an element of some rank's tensor, or the sum of one element from each rank,
+    all at the same position. An average divides that sum by the number of ranks.
     """
     given, tensors, layouts = draw(case, index), {}, case.layouts()
     bits_used = {
@@ -52,10 +49,7 @@ def expect_differentiable(case: DifferentiableCase, index: int) -> Expected:
 
 
 def forward_of(case: DifferentiableCase, call: Call, x: torch.Tensor, root: int) -> torch.Tensor:
-    """Returns the outputs of all ranks from their operands. The output of a rank without an output is zeros.
-
-    Operands and outputs have the dims (rank, part, element). An output with fewer elements is padded with zeros.
-    """
+    """Returns all ranks' outputs, padded with zeros. Operands and outputs have the dims (rank, part, element)."""
     ranks, first = case.world_size, x[:, :1]
     every, transposed = torch.ones(ranks, 1, 1, dtype=x.dtype), x.transpose(0, 1)
     is_root = (torch.arange(ranks) == root).to(x.dtype)[:, None, None]

@@ -29,11 +29,7 @@ nn: Any = untyped
 
 @dataclass(frozen=True)
 class Room:
-    """The group of one call, this rank's number in the group, and the root.
-
-    Attributes:
-        root: The root's number in the group.
-    """
+    """Group of one call, this rank's number in the group, and the root's number in the group."""
 
     case: DifferentiableCase
     group: Any
@@ -42,15 +38,12 @@ class Room:
 
     @property
     def source(self) -> int:
-        """Returns the root's number in the world."""
+        """The root's number in the world."""
         return dist.get_global_rank(self.group, self.root)
 
     @property
     def splits(self) -> tuple[list[int], list[int]]:
-        """Returns two lists for an uneven exchange: the numbers of elements received and of elements sent.
-
-        Each list has one number per rank.
-        """
+        """Returns (received, sent) for an uneven exchange: the numbers of elements from and for each rank."""
         case, ranks = self.case, range(self.case.world_size)
         return [case.split(source, self.rank) for source in ranks], [case.split(self.rank, each) for each in ranks]
 
@@ -63,15 +56,11 @@ The parts are (w, n); the output has n elements, w * n, or as many as `splits` s
 
 
 def differentiable_collectives(case: DifferentiableCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Calls every collective of the case by torch, forward and backward. Returns outputs and gradients by name."""
     return run_differentiable(case, mesh, given, begin)
 
 
 def run_differentiable(case: DifferentiableCase, mesh: DeviceMesh, given: Given, begin: Begin) -> Answers:
-    """Calls each collective with each root by `begin`, and passes this rank's cotangents to the backward.
-
-    Returns:
-        The outputs and the gradients of the operands, by name.
+    """Returns the outputs and the gradients of the operands, by name. `begin` calls one collective.
 
     Raises:
         Unsupported: the case has functional collectives, which have a backward since torch 2.13, and the installed
@@ -98,18 +87,12 @@ def run_differentiable(case: DifferentiableCase, mesh: DeviceMesh, given: Given,
 
 
 def _is_documented(room: Room, call: Call) -> bool:
-    """True if torch documents this rank's output.
-
-    If a collective sums or gathers at a root, only the root has an output.
-    """
+    """True if torch documents this rank's output: of a sum or gather at a root, it documents only the root's."""
     return not call.is_rooted or call.result in ("copied", "scattered") or room.rank == room.root
 
 
 def _in_parts(room: Room, call: Call, output: torch.Tensor) -> torch.Tensor:
-    """Returns the output of one call with one row per rank, padded with zeros.
-
-    The function multiplies the output by 1, which waits for a functional collective.
-    """
+    """Returns one row per rank, padded with zeros. The product with 1 waits for a functional collective."""
     ranks, numel = room.case.world_size, room.case.numel
     sizes = room.splits[0] if call.result == "uneven" else [numel] * max(1, output.numel() // max(1, numel))
     rows = [pad(row, (0, numel - len(row))) for row in torch.split(output.reshape(-1) * 1, sizes)]
@@ -117,7 +100,6 @@ def _in_parts(room: Room, call: Call, output: torch.Tensor) -> torch.Tensor:
 
 
 def begin(room: Room, call: Call, x: torch.Tensor) -> torch.Tensor:
-    """Begins the collective by calling torch."""
     return FUNCTIONS[call.function](room, call, x)
 
 
@@ -126,15 +108,11 @@ def op_of(call: Call) -> dist.ReduceOp.RedOpType:
 
 
 def cut(room: Room, x: torch.Tensor) -> torch.Tensor:
-    """Returns the elements that this rank sends to all ranks in an uneven exchange, as one tensor."""
     return torch.cat([part[:numel] for part, numel in zip(x, room.splits[1], strict=True)])
 
 
 def halves(x: torch.Tensor) -> list[torch.Tensor]:
-    """Splits the elements of each part into two halves. Returns the tensors (all first halves, all second halves).
-
-    A coalesced call takes both tensors.
-    """
+    """Splits each part into two halves. Returns (all first halves, all second halves), for a coalesced call."""
     return [half.reshape(-1) for half in x.tensor_split(2, dim=-1)]
 
 

@@ -12,10 +12,7 @@ from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 
 @draw.register
 def draw_differentiable(case: DifferentiableCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws odd integers of random sign, so small that no sum over the ranks rounds.
-
-    The magnitudes are at most 2**p divided by the number of ranks, where p is the number of significand bits.
-    """
+    """Draws odd integers of random sign, up to 2**p / world_size for p significand bits, so that no sum rounds."""
     mode, seed = case.values[index]
     most = odd_floor(2 ** SIGNIFICAND_BITS[case.dtype] // case.world_size)
     return {

@@ -135,17 +135,14 @@ class RedistributeCase(ActivationCase):
 
     @property
     def num_axes(self) -> int:
-        """Returns the number of mesh axes."""
         return len(self.mesh_shape)
 
     @property
     def leaves_as_plain_tensor(self) -> bool:
-        """True if the subject returns a local tensor instead of a DTensor."""
         return self.road in ("local", "full_tensor")
 
     @property
     def cotangent_layout(self) -> Layout:
-        """Returns the layout of the cotangent that the harness passes."""
         if self.cotangent or not self.leaves_as_plain_tensor:
             return _layout(self.cotangent or self.target)
         return without_partial(_layout(self.target))
@@ -171,14 +168,11 @@ class RedistributeCase(ActivationCase):
         return Layout(tuple(Replicate() if is_reduced else old for old, is_reduced in kept))
 
     def operand_layout(self, name: str) -> Layout:
-        """Returns the layout of 'x' or 'cotangent' as a DTensor, partial placements included."""
+        """Layout of 'x' or 'cotangent' as a DTensor, partial placements included."""
         return _layout(self.source) if name == "x" else self.cotangent_layout
 
     def reduction(self, name: str) -> tuple[str, int]:
-        """Returns (op, number of terms) of the reduction that gives a partial 'x' or 'cotangent'.
-
-        Returns ('', 1) if the tensor is not partial.
-        """
+        """Returns (op, number of terms) of a partial 'x' or 'cotangent', and ('', 1) if the tensor is not partial."""
         axes = partial_axes(self.operand_layout(name))
         if not axes:
             return "", 1
@@ -187,11 +181,7 @@ class RedistributeCase(ActivationCase):
         return placement.op, math.prod(self.mesh_shape[axis] for axis in axes)
 
     def fixes_bits(self, draw: int) -> bool:
-        """True if the bits of every answer are known.
-
-        The bits are unknown if an answer is a sum or an average of real numbers, because the order of the additions
-        changes the bits.
-        """
+        """False if an answer is a sum or an average of real numbers: the order of the additions changes its bits."""
         mode, _ = self.values[draw]
         given = {"output": "x", "grad.x": "cotangent"}
         ops = {self.reduction(given[name])[0] for name in self.answer_names()}
@@ -208,12 +198,12 @@ class RedistributeCase(ActivationCase):
         return tensors | {f"grad.{name}": gradient for name in self.requires_grad}
 
     def _stack(self, name: str) -> Shape:
-        """Returns the number of ranks along each axis on which the tensor `name`, 'x' or 'cotangent', is partial."""
+        """Number of ranks along each axis on which the tensor `name` is partial."""
         return tuple(self.mesh_shape[axis] for axis in partial_axes(self.operand_layout(name)))
 
     @property
     def shard_kind(self) -> str:
-        """Returns the most uneven kind of shards of source, target and cotangent: 'even', 'uneven' or 'empty'."""
+        """Most uneven kind of shards of source, target and cotangent: 'even', 'uneven' or 'empty'."""
         placed = (_layout(self.source), _layout(self.target), self.cotangent_layout)
         kinds = {shard_kind(self.shape, layout, self.mesh_shape) for layout in placed}
         return next(kind for kind in ("empty", "uneven", "even") if kind in kinds)

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 
 def ranks_on_first_axis(case: RefusedRedistributeCase) -> int:
-    """Returns the number of ranks along the first mesh axis."""
     return case.mesh_shape[0]
 
 
@@ -22,10 +21,7 @@ def divides_on_every_axis(case: RefusedRedistributeCase) -> bool:
 
 
 def mixes_reductions(case: RedistributeCase) -> bool:
-    """True if the source and the cotangent are partial on one mesh axis, but with different reductions.
-
-    The axis has several ranks.
-    """
+    """True if source and cotangent are partial with different reductions on one axis of several ranks."""
     pairs = zip(case.operand_layout("x").placements, case.cotangent_layout.placements, case.mesh_shape, strict=True)
     return any(
         isinstance(old, Partial) and isinstance(new, Partial) and old != new and num_ranks > 1
@@ -42,10 +38,7 @@ def gathers_nested_shards_flat(case: RedistributeCase) -> bool:
 
 
 def gradient_gathers_nested_shards_flat(case: RedistributeCase) -> bool:
-    """True if torch gathers the cotangent in one step, although its nested shards differ from the shards of one axis.
-
-    Shards are nested if two mesh axes shard the same dim.
-    """
+    """Like `gathers_nested_shards_flat`, for the cotangent."""
     return _is_gathered_flat(case, case.cotangent_layout, case.gradient_layout)
 
 

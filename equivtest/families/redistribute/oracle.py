@@ -28,11 +28,7 @@ from equivtest.oracle.operands import Reduced, bound_reduction, reduce_exactly
 
 @expect.register
 def expect_redistribute(case: RedistributeCase, index: int) -> Expected:
-    """Returns x as the output and the cotangent as the gradient of x, each exact or with the bound of a reduction.
-
-    Raises:
-        InexactData: the drawn values break the conditions of exactness.
-    """
+    """Returns x as the output and the cotangent as the gradient of x, each exact or with the bound of a reduction."""
     given = draw(case, index)
     pairs = {"output": "x", "grad.x": "cotangent"}
     found = {name: reduce_operands(case, pairs[name], given[pairs[name]], index) for name in case.answer_names()}
@@ -54,13 +50,7 @@ def expect_redistribute(case: RedistributeCase, index: int) -> Expected:
 
 
 def reduce_operands(case: RedistributeCase, name: str, given: torch.Tensor, index: int) -> Reduced:
-    """Returns the tensor to which the terms `given` of 'x' or 'cotangent' reduce.
-
-    `given` has one term for each rank along the axes on which the tensor is partial.
-
-    Raises:
-        InexactData: operands of an exact draw add up to more than the dtype can represent.
-    """
+    """Reduces `given`, which has one term for each rank along the axes on which 'x' or 'cotangent' is partial."""
     op, num_operands = case.reduction(name)
     if not op:
         return Reduced(given.double(), given, None, COPIED)
@@ -73,9 +63,7 @@ def reduce_operands(case: RedistributeCase, name: str, given: torch.Tensor, inde
 
 @expected_collectives.register
 def redistribute_collectives(case: RedistributeCase, rank: int) -> Collectives:
-    """Returns the collectives of one rank, on a mesh of one axis.
-
-    The collectives distribute the tensor, redistribute the tensor to the target, and redistribute the cotangent back.
+    """Returns the collectives that distribute and redistribute x, and redistribute the cotangent back, on one axis.
 
     Source: DTensor.redistribute, its docstring, and distribute_tensor, `src_data_rank`, in
     torch/distributed/tensor/_api.py (2.13.0).
@@ -93,10 +81,9 @@ def redistribute_collectives(case: RedistributeCase, rank: int) -> Collectives:
 
 @expected_collectives.register
 def prepared_collectives(case: PreparedCase, rank: int) -> Collectives:
-    """Returns the collectives of one rank, for x in the forward and for its cotangent in the backward.
+    """Returns the collectives for x in the forward and for its cotangent in the backward.
 
-    x passes through the placements of `PreparedCase.steps`. The cotangent passes through the same placements in reverse
-    order, with replicated instead of partial placements.
+    The cotangent passes through `PreparedCase.steps` in reverse order, with replicated instead of partial placements.
 
     Source: as for `redistribute_collectives`; PrepareModuleInput and PrepareModuleOutput in
     torch/distributed/tensor/parallel/style.py (2.13.0).

@@ -54,10 +54,7 @@ RECORDS_OF_ONE_AXIS = (False,) * 4 + (True,)
 
 @Cases
 def redistribute_cases(draw: Draw, space: Space) -> RedistributeCase:
-    """Draws cases of one redistribution, a third of them on meshes of two axes.
-
-    Collectives are recorded only in cases on one axis. Shrinks to one draw of dense values for one replicated element.
-    """
+    """Draws a third of the cases on two axes. Shrinks to one draw of dense values for one replicated element."""
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     mesh = pick(draw, "mesh", meshes_of(world_size), kind_of_mesh)
@@ -94,7 +91,7 @@ def redistribute_cases(draw: Draw, space: Space) -> RedistributeCase:
 
 @Cases
 def refused_redistribute_cases(draw: Draw, space: Space) -> RefusedRedistributeCase:
-    """Draws cases whose requested placements do not fit the tensor or the mesh. Every rank can see this misfit."""
+    """Draws placements that do not fit the tensor or the mesh. Every rank can see the misfit."""
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     mesh = pick(draw, "mesh", meshes_of(world_size), kind_of_mesh)
@@ -114,10 +111,7 @@ def refused_redistribute_cases(draw: Draw, space: Space) -> RefusedRedistributeC
 
 @cache
 def meshes_of(world_size: int) -> tuple[Shape, ...]:
-    """Returns the meshes from which a case's mesh is drawn. A mesh is () for one axis, or a pair of sizes for two axes.
-
-    Two in three of these meshes are (). Pairs with several ranks on both axes occur more often than other pairs.
-    """
+    """Returns a table of meshes. Two in three are (), for one axis. Pairs of sizes without a 1 occur five times."""
     pairs = [(size, world_size // size) for size in range(1, world_size + 1) if world_size % size == 0]
     wide = [pair for pair in pairs if 1 not in pair]
     two_axes = [*pairs, *wide * 4]
@@ -142,10 +136,7 @@ def _pick_global_shape(draw: Draw, world_size: int) -> Shape:
 
 @cache
 def _sizes(world_size: int, largest: int) -> tuple[int, ...]:
-    """Returns the sizes from which a dim is drawn: sizes up to `largest`, near multiples of the number of ranks.
-
-    Sizes that the ranks divide evenly occur once, and all others twice. See `edge_sizes`.
-    """
+    """Returns the sizes of `edge_sizes` up to `largest`. Sizes that the ranks do not divide evenly occur twice."""
     edges = [size for size in edge_sizes(world_size) if size <= largest]
     uneven = [size for size in edges if size % world_size]
     return tuple(sorted([*uneven, *uneven, *(set(edges) - set(uneven))]))
@@ -156,11 +147,7 @@ def _shards(shape: Shape) -> tuple[str, ...]:
 
 
 def _nested(placements: list[str]) -> list[str]:
-    """Returns placements to add to the table of the next axis.
-
-    If the last drawn placement is a shard, the result has this placement twice. Then two axes often shard the same dim,
-    and most failures occur in such cases. If the last placement is no shard, the result is [].
-    """
+    """Returns the last placement twice if it is a shard: most failures occur if two axes shard the same dim."""
     return placements[-1:] * 2 if placements and placements[-1].startswith("shard") else []
 
 
@@ -175,7 +162,7 @@ def _pick_source(draw: Draw, shape: Shape, num_axes: int, *, operands: bool) -> 
 
 
 def _pick_target(draw: Draw, shape: Shape, source: tuple[str, ...]) -> tuple[str, ...]:
-    """Draws a target placement for each axis. Only an axis on which the source is partial may get a partial target."""
+    """Draws a placement for each axis. Only an axis on which the source is partial may get a partial target."""
     found: list[str] = []
     for axis, text in enumerate(source):
         target = pick(draw, f"target {axis}", (*WHOLE, *_shards(shape) * 6, *_nested(found)))
@@ -185,10 +172,9 @@ def _pick_target(draw: Draw, shape: Shape, source: tuple[str, ...]) -> tuple[str
 
 
 def _pick_cotangent(draw: Draw, shape: Shape, target: tuple[str, ...], *, plain: bool) -> tuple[str, ...]:
-    """Draws the cotangent's placements in one of three draws. Returns () in any other draw.
+    """Draws the cotangent's placements, or () for the output's placements.
 
-    If the result is (), the cotangent has the output's placements. If `plain` is True, the output is a plain tensor,
-    and the cotangent gets placements under which it has the output's local shape.
+    If `plain` is True, the output is a plain tensor, and the cotangent must have the output's local shape.
     """
     is_other = pick(draw, "other cotangent", COTANGENTS)
     whole = ("replicate", "partial(sum)", "partial(sum)")
@@ -201,7 +187,7 @@ def _pick_cotangent(draw: Draw, shape: Shape, target: tuple[str, ...], *, plain:
 
 
 def _is_even(shape: Shape, source: tuple[str, ...], mesh_shape: Shape) -> bool:
-    """True if all shards have equal size. torch assumes equal sizes if it gets no global shape."""
+    """True if all shards have equal size, which torch assumes if it gets no global shape."""
     placements = [parse_placement(text) for text in source]
     for dim, size in enumerate(shape):
         ranks = math.prod(mesh_shape[axis] for axis, each in enumerate(placements) if each == Shard(dim))

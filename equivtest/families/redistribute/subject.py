@@ -30,21 +30,15 @@ Move = Callable[[RedistributeCase, DTensor], DTensor]
 
 
 def redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Redistributes a DTensor forward, and its cotangent backward. Returns the output and the gradient of x."""
     return run_redistribute(case, mesh, given, move_by_torch)
 
 
 def move_by_torch(case: RedistributeCase, x: DTensor) -> DTensor:
-    """Returns x redistributed by DTensor.redistribute to the case's target."""
     return x.redistribute(placements=asked_placements(case), async_op=case.async_op)
 
 
 def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, move: Move) -> Answers:
-    """Redistributes x forward, and its cotangent backward, on this rank. Returns the output and the gradient of x.
-
-    `case.road` names the calls of torch that make and return the DTensor. `move` redistributes the DTensor, except for
-    the road 'full_tensor', which redistributes without a call of `redistribute`.
-    """
+    """Redistributes x forward by `move`, and the cotangent backward. The road 'full_tensor' does not call `move`."""
     if case.flattened:
         mesh = flattened_mesh(mesh.device_type, case.mesh_shape)
     leaf, x = enter(case, mesh, given["x"])
@@ -57,13 +51,7 @@ def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, mov
 
 
 def enter(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor) -> tuple[torch.Tensor, DTensor]:
-    """Returns (leaf, DTensor to redistribute).
-
-    The leaf requires a gradient if the case requires the gradient of x.
-
-    For the roads 'local' and 'full_tensor' the leaf is this rank's local tensor. For any other road the leaf is the
-    DTensor.
-    """
+    """Returns (leaf, DTensor to redistribute). The leaf requires a gradient if the case requires the gradient of x."""
     layout, needs_grad = case.operand_layout("x"), bool(case.requires_grad)
     if case.road == "distribute":
         whole = given.detach().requires_grad_(needs_grad)
@@ -79,10 +67,7 @@ def enter(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor) -> tupl
 
 
 def leave(case: RedistributeCase, x: DTensor, move: Move) -> torch.Tensor:
-    """Redistributes x by `move` or by full_tensor. Returns the output as a DTensor or as this rank's local tensor.
-
-    If the case has placements of the cotangent, `leave` passes them to torch as `grad_placements`.
-    """
+    """Redistributes x. Passes the placements of the cotangent, if the case has them, to torch as `grad_placements`."""
     if not case.leaves_as_plain_tensor:
         return move(case, x)
     grad_placements = placements_of(case.cotangent_layout) if case.cotangent else None
@@ -92,13 +77,12 @@ def leave(case: RedistributeCase, x: DTensor, move: Move) -> torch.Tensor:
 
 
 def take_cotangent(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor) -> torch.Tensor:
-    """Returns the cotangent as a DTensor if the output is a DTensor. Otherwise returns this rank's local tensor."""
     local = own_operand(given, case.cotangent_layout)
     return local if case.leaves_as_plain_tensor else as_dtensor(case, mesh, local, "cotangent")
 
 
 def as_dtensor(case: RedistributeCase, mesh: DeviceMesh, local: torch.Tensor, name: str) -> DTensor:
-    """Makes 'x' or 'cotangent' of the case from this rank's local tensor, without a collective."""
+    """Makes 'x' or 'cotangent' from this rank's local tensor, without a collective."""
     placements = placements_of(case.operand_layout(name))
     if name == "x" and not case.states_shape:
         return DTensor.from_local(local, mesh, placements, run_check=False)
@@ -106,10 +90,7 @@ def as_dtensor(case: RedistributeCase, mesh: DeviceMesh, local: torch.Tensor, na
 
 
 def asked_placements(case: RedistributeCase) -> list[Placement]:
-    """Returns the placements to request from torch.
-
-    These are the output's placements, or invalid placements if the case must be refused.
-    """
+    """Returns the placements to request from torch. They are invalid if the case must be refused."""
     right = placements_of(case.layouts()["output"])
     if not isinstance(case, RefusedRedistributeCase):
         return right

@@ -68,13 +68,11 @@ class PreparedCase(RedistributeCase):
         )
 
     def is_even(self, text: str) -> bool:
-        """True if this placement gives every rank a shard of equal size."""
         placement = parse_placement(text)
         return not isinstance(placement, Shard) or self.shape[placement.dim] % self.world_size == 0
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """Returns the placements that the tensor has one after the other."""
         return (*self.source, *((self.middle,) if self.style == "input_output" else ()), *self.target)
 
     @property
@@ -83,5 +81,4 @@ class PreparedCase(RedistributeCase):
 
     @property
     def gradient_layout(self) -> Layout:
-        """Returns the layout of the source. If the source is partial, returns a replicated layout."""
         return without_partial(self.operand_layout("x"))

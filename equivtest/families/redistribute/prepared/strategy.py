@@ -14,10 +14,7 @@ MAX_SIZES = {1: 33, 2: 17, 3: 9}
 
 @Cases
 def prepared_cases(draw: Draw, space: Space) -> PreparedCase:
-    """Draws cases of one tensor through a prepared module.
-
-    Shrinks to one dense element that is replicated and stays replicated.
-    """
+    """Shrinks to one dense element that is replicated and stays replicated."""
     world_size = pick(draw, "world_size", space.world_sizes)
     num_dims = pick(draw, "dims", NUM_DIMS)
     sizes = [size for size in edge_sizes(world_size) if size <= max(MAX_SIZES[num_dims], world_size + 1)]

@@ -25,12 +25,11 @@ from equivtest.layout import parse_placement
 
 
 def prepared_module(case: PreparedCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs nn.Identity with its input, its output or both prepared. Returns the output and the gradient of x."""
     return run_prepared(case, mesh, given, plan_of(case))
 
 
 def plan_of(case: PreparedCase) -> ParallelStyle:
-    """Returns the case's parallel style, with x passed by position or by name."""
+    """Returns the parallel style for `case.style`, with x passed by position or by name."""
     first, *middle, last = (placement_of(parse_placement(step)) for step in case.steps)
     if case.style == "output":
         return PrepareModuleOutput(
@@ -54,10 +53,6 @@ def plan_of(case: PreparedCase) -> ParallelStyle:
 
 
 def run_prepared(case: PreparedCase, mesh: DeviceMesh, given: Given, plan: ParallelStyle) -> Answers:
-    """Runs forward and backward of the module on this rank. `plan` prepares the module.
-
-    Returns the output and the gradient of x.
-    """
     x = own_operand(given["x"], case.operand_layout("x"))
     if case.x_is_dtensor:
         x = as_dtensor(case, mesh, x, "x")
