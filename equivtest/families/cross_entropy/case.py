@@ -59,17 +59,14 @@ class CrossEntropyCase(ActivationCase):
 
     @property
     def class_dim(self) -> int:
-        """Returns the index of the logits' dim of classes."""
         return 1 if self.positions else 0
 
     @property
     def num_dims(self) -> int:
-        """Returns the number of dims of the logits."""
         return len(self.positions) + 1
 
     @property
     def num_positions(self) -> int:
-        """Returns the number of positions."""
         return math.prod(self.positions)
 
     def edge_classes(self) -> tuple[int, ...]:
@@ -79,19 +76,16 @@ class CrossEntropyCase(ActivationCase):
 
     @property
     def logits(self) -> CaseTensor:
-        """Describes the shape and layout of the logits x. The gradient of x has the same shape and layout."""
         return CaseTensor(
             (*self.positions[:1], self.num_classes, *self.positions[1:]), Layout((Shard(self.class_dim),))
         )
 
     @property
     def target(self) -> CaseTensor:
-        """Describes the shape and layout of the target."""
         return CaseTensor(self.positions, replicated())
 
     @property
     def num_weights(self) -> int:
-        """Returns the number of elements of the weight. Returns 0 if the case has no weight."""
         return self.num_classes if self.weighted else 0
 
     def describe_tensors(self) -> dict[str, CaseTensor]:

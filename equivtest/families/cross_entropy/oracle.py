@@ -20,17 +20,11 @@ from equivtest.tensors import DTYPES
 
 @expect.register
 def expect_cross_entropy(case: CrossEntropyCase, index: int) -> Expected:
-    """Returns the unsharded loss and the gradient of its logits, each with its bound."""
     return expect_bounds(case, bound_cross_entropy(case, index))
 
 
 def expect_bounds(case: CrossEntropyCase, found: Mapping[str, Bounded]) -> Expected:
-    """Returns the expected answers, each with its global shape.
-
-    Args:
-        found: The loss and the gradient of the logits, by name, each with its bound. The loss has one element per
-            position, or is 0-dim if it is reduced; the gradient has one row per position.
-    """
+    """Returns the expected answers in their global shapes. In `found` the gradient has one row per position."""
     shapes, layouts = case.shapes(), case.layouts()
     tensors = {
         name: ExpectedTensor(
@@ -48,11 +42,7 @@ def expect_bounds(case: CrossEntropyCase, found: Mapping[str, Bounded]) -> Expec
 
 
 def bound_cross_entropy(case: CrossEntropyCase, index: int) -> dict[str, Bounded]:
-    """Returns the loss and the gradient of the logits by name, each with its bound.
-
-    The loss is 0-dim if it is reduced. Otherwise it has one element per position. The gradient has one row per
-    position.
-    """
+    """Returns the loss and the logits' gradient by name. The gradient has one row per position."""
     given, arithmetic = draw(case, index), arithmetic_of(case.dtype)
     x = given["x"].movedim(case.class_dim, -1).reshape(-1, case.num_classes)
     targets = targets_of(case, given["target"].reshape(-1), given.get("weight"))

@@ -35,11 +35,11 @@ IGNORE_INDICES = (-100, -100, -1, 0, 1, 4096)
 
 @Cases
 def gathered_cross_entropy_cases(draw: Draw, space: Space) -> GatheredCrossEntropyCase:
-    """Draws cases of one cross entropy without loss_parallel.
+    """Draws cases without loss_parallel. Shrinks to one real draw, one position, one class, no reduction, no smoothing.
 
-    Shrinks to one draw of real values, one position, one class, no reduction, no smoothing. In 16 bits only few
-    positions are reduced, because torch adds the losses in 16 bits, and the bound for many positions is too wide. Cases
-    with smoothing and a reduction have real values, because peaked rows add up to more than float16 can represent.
+    In 16 bits only few positions are reduced, because torch adds the losses in 16 bits, and the bound for many
+    positions is too wide. Cases with smoothing and a reduction have real values, because peaked rows add up to more
+    than float16 can represent.
     """
     case = cross_entropy_cases.build(draw, space)
     shares, positions = pick(draw, "shares", ("classes", "classes", "positions")), case.positions
@@ -61,7 +61,6 @@ def gathered_cross_entropy_cases(draw: Draw, space: Space) -> GatheredCrossEntro
 
 @Cases
 def refused_gathered_cross_entropy_cases(draw: Draw, space: Space) -> RefusedGatheredCrossEntropyCase:
-    """Draws cases of targets, weights and layouts that a cross entropy of DTensors does not support."""
     fields, misfit = _pick_loss(draw, space), pick(draw, "misfit", GATHERED_MISFITS)
     if misfit == "batch_mean" and fields["world_size"] == 1:
         misfit = "above"  # one rank has no uneven shards
@@ -84,10 +83,7 @@ def refused_gathered_cross_entropy_cases(draw: Draw, space: Space) -> RefusedGat
 
 @Cases
 def cross_entropy_cases(draw: Draw, space: Space) -> CrossEntropyCase:
-    """Draws cases of one cross entropy under loss_parallel.
-
-    Shrinks to one draw of real values, one position, one class, no reduction.
-    """
+    """Draws cases under loss_parallel. Shrinks to one draw of real values, one position, one class, no reduction."""
     fields = _pick_loss(draw, space)
     return CrossEntropyCase(
         **fields,
@@ -102,10 +98,7 @@ def cross_entropy_cases(draw: Draw, space: Space) -> CrossEntropyCase:
 
 @Cases
 def refused_cross_entropy_cases(draw: Draw, space: Space) -> RefusedCrossEntropyCase:
-    """Draws cases of targets, weights, layouts and options that loss_parallel does not support.
-
-    Every rank has a class, because a rank without a class first raises a different error.
-    """
+    """Draws cases in which every rank has a class, because a rank without a class first raises a different error."""
     fields = _pick_loss(draw, space)
     fields["num_classes"] = fields["world_size"] * pick(draw, "classes per rank", SMALL, free)
     misfit = pick(draw, "misfit", MISFITS)
@@ -127,7 +120,6 @@ def _pick_loss(draw: Draw, space: Space) -> dict[str, Any]:
 
 
 def _pick_positions(draw: Draw) -> Shape:
-    """Draws the dims of the target, up to four. The first size is one of BATCHES, and all other sizes are small."""
     num_dims = pick(draw, "position dims", NUM_POSITION_DIMS)
     batch = pick(draw, "batch", BATCHES, is_several)
     others = [pick(draw, f"position dim {dim}", SMALL, free) for dim in range(1, 4)]

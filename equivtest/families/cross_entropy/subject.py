@@ -24,18 +24,12 @@ Loss = Callable[[CrossEntropyCase, torch.Tensor, Given], torch.Tensor]
 
 
 def parallel_cross_entropy(case: CrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs F.cross_entropy forward and backward within loss_parallel.
-
-    Returns the loss and the gradient of the logits.
-    """
     with within_loss_parallel():
         return run_loss(case, mesh, given, cross_entropy_by_torch)
 
 
 def dtensor_cross_entropy(case: GatheredCrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs F.cross_entropy forward and backward on DTensors. torch gathers the logits.
-
-    Returns the replicated loss and the gradient of the logits.
+    """Runs F.cross_entropy on DTensors. torch gathers the logits.
 
     Source: softmax_strategy, nll_loss_forward_strategy and nll_loss_backward_strategy in
     torch/distributed/tensor/_ops/_math_ops.py (2.13.0).
@@ -44,13 +38,11 @@ def dtensor_cross_entropy(case: GatheredCrossEntropyCase, mesh: DeviceMesh, give
 
 
 def gathered_by_torch(case: CrossEntropyCase, logits: torch.Tensor, given: Given) -> torch.Tensor:
-    """Returns the loss of F.cross_entropy. If the loss is a DTensor, it is replicated."""
     output = cross_entropy_by_torch(case, logits, given)
     return output.redistribute(placements=[Replicate()]) if isinstance(output, DTensor) else output
 
 
 def cross_entropy_by_torch(case: CrossEntropyCase, logits: torch.Tensor, given: Given) -> torch.Tensor:
-    """Returns the loss of F.cross_entropy with the options of the case."""
     smoothing = case.label_smoothing if isinstance(case, GatheredCrossEntropyCase) else 0.0
     if isinstance(case, RefusedCrossEntropyCase) and case.misfit == "label_smoothing":
         smoothing = 0.125
@@ -65,10 +57,6 @@ def cross_entropy_by_torch(case: CrossEntropyCase, logits: torch.Tensor, given: 
 
 
 def run_loss(case: CrossEntropyCase, mesh: DeviceMesh, given: Given, loss: Loss) -> Answers:
-    """Runs forward and backward of one loss of sharded logits on this rank.
-
-    `loss` is a function that computes the loss from the logits. Returns the loss and the logits' gradient by name.
-    """
     x = given["x"].detach().requires_grad_("x" in case.requires_grad)  # shares the harness's memory
     wrapped = {"target": case.target_is_dtensor, "weight": case.weight_is_dtensor}
     others = {

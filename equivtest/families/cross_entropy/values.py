@@ -71,11 +71,10 @@ def draw_refused_cross_entropy(case: RefusedCrossEntropyCase, index: int) -> dic
 
 
 def draw_target(case: CrossEntropyCase, mode: str, seed: int) -> torch.Tensor:
-    """Draws an int64 tensor of one dim with the target of each position.
+    """Draws the target of each position, as int64 with one dim: a class, or `ignore_index` if the position is ignored.
 
-    A target is a class, or `ignore_index` if the case ignores the position. Before positions are ignored, every class
-    of `edge_classes` is the target of some position. If there are fewer positions than such classes, the targets are
-    classes that follow each other in `edge_classes`.
+    Before positions are ignored, every class of `edge_classes` is the target of some position. If there are fewer
+    positions than such classes, the targets are classes that follow each other in `edge_classes`.
     """
     source = generator(mode, seed, "target")
     num, edges = case.num_positions, case.edge_classes()
@@ -89,17 +88,13 @@ def draw_target(case: CrossEntropyCase, mode: str, seed: int) -> torch.Tensor:
 
 
 def _weight_of_positions(case: CrossEntropyCase, target: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    """Returns a float64 tensor of one dim with one weight per position.
-
-    This is the weight of the position's target. It is 0 if the position is ignored.
-    """
+    """Returns the weight of each position's target, in float64. It is 0 if the position is ignored."""
     kept = target != case.ignore_index
     weights = torch.ones(case.num_classes, dtype=torch.float64) if weight is None else weight.double()
     return weights[torch.where(kept, target, 0)] * kept
 
 
 def _draw_weight(case: CrossEntropyCase, mode: str, seed: int) -> torch.Tensor:
-    """Draws a positive weight for each class."""
     source = generator(mode, seed, "weight")
     if mode == "peaked":
         return torch.randint(1, 4, (case.num_classes,), generator=source, device="cpu").to(DTYPES[case.dtype])
@@ -119,11 +114,10 @@ def _draw_real(case: CrossEntropyCase, seed: int) -> dict[str, torch.Tensor]:
 def _draw_peaked(
     case: CrossEntropyCase, seed: int, target: torch.Tensor, counted: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Draws x and the cotangent for mode peaked. In each row of x one class lies far above all other classes.
+    """Draws x and the cotangent for mode 'peaked'. In each position one class, the peak, lies far above all others.
 
-    A row has the logits of one position. The highest class is the peak: it has -1 to 1 units of `PEAK_UNITS`, and all
-    other classes have 1 to 3 units less. In the first position that counts, the peak is not the target's class, because
-    otherwise the gradient could be all zeros.
+    The peak has -1 to 1 units of `PEAK_UNITS`, and all other classes have 1 to 3 units less. In the first position that
+    counts, the peak is not the target's class, because otherwise the gradient could be all zeros.
     """
     source, shapes = generator("peaked", seed, "x"), case.shapes()
     num, edges = case.num_positions, torch.tensor(case.edge_classes(), device="cpu")

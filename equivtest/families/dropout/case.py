@@ -78,17 +78,14 @@ class DropoutCase(ActivationCase):
 
     @property
     def placement(self) -> Replicate | Shard:
-        """Returns the placement of x on the only mesh axis."""
         return parse_placement(self.layout)  # type: ignore[return-value]
 
     @property
     def is_sharded(self) -> bool:
-        """True if each rank has a shard of x."""
         return isinstance(self.placement, Shard)
 
     @property
     def is_identity(self) -> bool:
-        """True if certainly nothing is dropped."""
         return not self.training or self.p == 0
 
     @property
@@ -98,38 +95,28 @@ class DropoutCase(ActivationCase):
 
     @property
     def draws_at_random(self) -> bool:
-        """True if chance decides which elements are dropped, and each shard of x has enough elements.
-
-        Then two shards drop the same elements with a probability of at most 2**-56.
-        """
+        """True if chance decides, and two shards drop the same elements at most once in 2**56 draws."""
         alike = self.p**2 + (1 - self.p) ** 2
         return self.drops_some and -min(self.parts) * math.log2(alike) >= CHANCE_BITS
 
     def fixes_bits(self, draw: int) -> bool:
-        """True if nothing is dropped, so that the bits of every answer are known.
-
-        Otherwise the elements that are kept are multiplied by 1 / (1 - p), and answers are judged within a bound.
-        """
+        """True if nothing is dropped. Otherwise kept elements are multiplied by 1 / (1 - p), which may round."""
         return self.is_identity
 
     @property
     def num_parts(self) -> int:
-        """Returns the number of shards of x that have elements. Replicas of a shard count once."""
         return len(self.parts)
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Returns the number of elements of each shard of x that is not empty. Replicas of a shard occur once."""
+        """Number of elements of each shard of x that is not empty. Replicas of a shard occur once."""
         layout = self.tensors["x"].layout
         ranks = range(self.world_size if self.is_sharded else 1)
         sizes = (math.prod(local_shape(self.shape, layout, self.mesh_shape, rank)) for rank in ranks)
         return tuple(size for size in sizes if size)
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes the shape, layout and role of each tensor, by name.
-
-        The tensor `seeds` has one element per rank, the seed of the rank's generator.
-        """
+        """Describes each tensor. `seeds` has one element per rank, the seed of the rank's generator."""
         layout = Layout((self.placement,)) if self.is_sharded else replicated()
         return {
             "x": self.given("x", self.shape, layout),

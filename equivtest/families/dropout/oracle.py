@@ -32,20 +32,13 @@ _GIVEN = {"output": "x", "grad.x": "cotangent"}
 
 @expect.register
 def expect_dropout(case: DropoutCase, index: int) -> Expected:
-    """Returns the output and the gradient of a dropout in which chance decides nothing.
-
-    The dropout keeps every element, or drops every element because p = 1. If chance decides, use `expect_dropout_held`.
-    """
+    """Returns the answers of a dropout that keeps every element, or drops every element because p = 1."""
     return _expect(case, index, torch.full(case.shape, case.p < 1 or not case.training))
 
 
 @expect_held.register
 def expect_dropout_held(case: DropoutCase, index: int, held: Held) -> Expected:
-    """Returns the output and the gradient of a dropout.
-
-    The dropout drops the elements that are zero in the ranks' output. `held` has the ranks' answers. If chance decides
-    nothing, this function ignores `held`.
-    """
+    """Returns the answers. If chance decides, the zeros of the ranks' output in `held` are the dropped elements."""
     output = put_together(held, "output", case.shape, case.mesh_shape) if case.drops_some else None
     return expect_dropout(case, index) if output is None else _expect(case, index, output != 0)
 
@@ -68,10 +61,7 @@ def _expect(case: DropoutCase, index: int, kept: torch.Tensor) -> Expected:
 
 
 def _scale(case: DropoutCase, given: torch.Tensor, kept: torch.Tensor) -> Found:
-    """Returns the quotient of `given` and 1 - p, with its allowed error. `given` is x or the cotangent.
-
-    Elements that the mask `kept` excludes are zero. If the dropout is the identity, returns `given` itself.
-    """
+    """Returns `given` / (1 - p) with its allowed error, and zero outside of the mask `kept`."""
     if case.is_identity:
         return Found.copy_of(given.double())
     if not bool(kept.any()):

@@ -26,19 +26,13 @@ FEATURES = (1, 56, 56, *(64, 96, 128, 192) * 4)
 
 
 def kind_of_probability(p: float) -> float:
-    """Returns the class of a probability. The class is 0, 1, or 0.5 for any probability between 0 and 1.
-
-    A covering array has each class, not each probability.
-    """
+    """Returns the class of a probability. A covering array has each class, not each probability."""
     return p if p in (0.0, 1.0) else 0.5
 
 
 @Cases
 def dropout_cases(draw: Draw, space: Space) -> DropoutCase:
-    """Draws cases of one dropout.
-
-    Shrinks to one draw of values, one replicated element, dropped with probability 1/2.
-    """
+    """Shrinks to one draw of values, one replicated element, dropped with probability 1/2."""
     world_size = pick(draw, "world_size", space.world_sizes)
     leading = pick_shape(draw, "leading", world_size, NUM_SEQUENCE_DIMS)
     dim = pick(draw, "dim", LARGE_DIMS, modulo(len(leading))) % len(leading)
@@ -68,5 +62,4 @@ def dropout_cases(draw: Draw, space: Space) -> DropoutCase:
 
 
 def _with_features(leading: tuple[int, ...], features: int) -> tuple[int, ...]:
-    """Returns `leading` with one more dim of size `features`, or `leading` itself if that size is 1."""
     return leading if features == 1 else (*leading, features)

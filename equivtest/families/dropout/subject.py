@@ -24,10 +24,6 @@ from equivtest.layout import Shard
 
 
 def parallel_dropout(case: DropoutCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Seeds this rank's generator, then runs nn.Dropout forward and backward as the case says.
-
-    Returns the output and, if the case requires it, the gradient of x.
-    """
     layer: nn.Module = nn.Dropout(case.p).train(case.training)
     if case.style == "sequence_parallel":
         assert isinstance(case.placement, Shard)
@@ -41,17 +37,15 @@ def parallel_dropout(case: DropoutCase, mesh: DeviceMesh, given: Given) -> Answe
 
 
 def dropout_answers(case: DropoutCase, x: torch.Tensor, output: torch.Tensor) -> Answers:
-    """Returns the output and, if the case requires it, the gradient of x, as answers by name."""
     return under_contract(case, {"output": output, **{f"grad.{name}": x.grad for name in case.requires_grad}})
 
 
 @contextmanager
 def seeded(mesh: DeviceMesh, seed: int) -> Iterator[None]:
-    """Seeds torch's and DTensor's generators, and runs the block.
+    """Seeds torch's and DTensor's generators, and hides the warning that DTensor has no generator for the device.
 
-    Hides the warning that DTensor has no generator for the device. Seeding also creates DTensor's own generator, if
-    DTensor has one for the device. Without this, the first random operator would create the generator, with rank 0's
-    state, by a broadcast.
+    Seeding also creates DTensor's own generator, if DTensor has one for the device. Without this, the first random
+    operator would create the generator, with rank 0's state, by a broadcast.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="DTensor (random operators|manual_seed)", category=UserWarning)

@@ -113,24 +113,20 @@ class EmbeddingCase(Case):
 
     @property
     def num_dims(self) -> int:
-        """Returns the number of dims of the output, including the embedding dim."""
         return len(self.leading) + 1
 
     @property
     def sharded_size(self) -> int:
-        """Returns the size of the weight's sharded dim."""
         return self.embedding_dim if self.style == "colwise" else self.num_embeddings
 
     @property
     def input_is_uneven(self) -> bool:
-        """True if ranks have different numbers of ids."""
         return self.worst_shard_kind(("ids",)) != "even"
 
     def edge_ids(self) -> tuple[int, ...]:
         """Returns `padding_idx`, and the first and last id of each rank's shard of the vocabulary, ascending.
 
-        The shards are those of a rowwise embedding. A colwise embedding does not shard the vocabulary, but gets the
-        same ids.
+        A colwise embedding does not shard the vocabulary, but gets the same ids as a rowwise embedding.
         """
         parts = [shard_bounds(self.num_embeddings, self.world_size, rank) for rank in range(self.world_size)]
         ids = {edge for start, stop in parts if start < stop for edge in (start, stop - 1)}

@@ -14,7 +14,7 @@ _IDS_BYTES = {"int64": 8, "int32": 4}
 
 @expected_collectives.register
 def embedding_collectives(case: EmbeddingCase, rank: int) -> Collectives:
-    """Returns the collectives that one rank calls, in order.
+    """Returns the collectives in the order of the calls.
 
     The weight is distributed, and the ids are gathered if they are sharded. Then the output is redistributed.
 

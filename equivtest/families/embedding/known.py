@@ -17,5 +17,4 @@ def has_empty_part(case: EmbeddingCase) -> bool:
 
 
 def output_is_uneven(case: EmbeddingCase) -> bool:
-    """True if the ranks' shards of the output differ in size."""
     return case.worst_shard_kind(("output",)) != "even"

@@ -34,11 +34,6 @@ from equivtest.tensors import DTYPES
 
 @expect.register
 def expect_embedding(case: EmbeddingCase, index: int) -> Expected:
-    """Returns the output, the weight and the gradient of the unsharded embedding. The gradient is exact or has a bound.
-
-    Raises:
-        InexactData: the drawn values break the conditions of exactness.
-    """
     given = draw(case, index)
     ids, weight = given["ids"].long(), given["weight"]
     needs_grad = bool(case.requires_grad)
@@ -65,17 +60,7 @@ def expect_embedding(case: EmbeddingCase, index: int) -> Expected:
 
 
 def sum_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor) -> tuple[Bounded, int]:
-    """Returns (exact gradient of the weight, number of bits of the largest sum).
-
-    A sum here is the sum of the magnitudes over the tokens of one id.
-
-    Args:
-        ids: One id per token, a global int64 tensor.
-        cotangent: One row per token, a global tensor of integers times a power of two.
-
-    Raises:
-        InexactData: the integers add up to more than the dtype can represent.
-    """
+    """Returns (exact gradient of the weight, bits of the largest sum of magnitudes over the tokens of one id)."""
     dtype = DTYPES[case.dtype]
     chosen = Scaled(_selection(case, ids).to(torch.int64), 0)
     found = sum_products("grad.weight", chosen, find_integers("cotangent", cotangent), dtype)
@@ -86,12 +71,8 @@ def sum_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor
 def bound_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
     """Returns the gradient of the weight with its bound.
 
-    A row of the gradient must be exact in two cases. If no token has the row's id, the row is zero. If one token has
-    the row's id, the row is a copy.
-
-    Args:
-        ids: One id per token, a global int64 tensor.
-        cotangent: One row per token, a global tensor.
+    If no token has a row's id, the row must be exactly zero. If one token has the row's id, the row must be an exact
+    copy.
     """
     chosen = _selection(case, ids)
     counts = chosen.sum(1)  # (V,)
@@ -114,10 +95,7 @@ def bound_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tens
 
 
 def _of_factor(arithmetic: Arithmetic) -> float:
-    """Returns the relative error of three roundings in a row.
-
-    The roundings are those of 1 / n, of a product with 1 / n, and of the stored product.
-    """
+    """Returns the relative error of three roundings: of 1 / n, of a product with 1 / n, and of the stored product."""
     if arithmetic.accumulate == arithmetic.dtype:
         return growth((2, arithmetic.u_o), (1, U_REFERENCE))
     return growth((2, arithmetic.u_a), (1, arithmetic.u_o), (1, U_REFERENCE))
@@ -126,10 +104,7 @@ def _of_factor(arithmetic: Arithmetic) -> float:
 def _after_each(
     value: torch.Tensor, magnitude: torch.Tensor, error: torch.Tensor, additions: torch.Tensor, arithmetic: Arithmetic
 ) -> torch.Tensor:
-    """Returns the error of sums, like `after_additions`. Each element may have a different number of additions.
-
-    `additions` has the number for each element.
-    """
+    """Returns the error of sums, like `after_additions`, but with a number of additions for each element."""
     u = growth((1, arithmetic.u_o), (1, arithmetic.u_a if arithmetic.accumulate != arithmetic.dtype else 0.0))
     found = torch.zeros_like(value)
     for num in set(additions.flatten().tolist()):
@@ -138,15 +113,11 @@ def _after_each(
 
 
 def may_round(divisor: int) -> bool:
-    """True if 1 / divisor, or a product with 1 / divisor, may round."""
     return divisor & (divisor - 1) != 0
 
 
 def _selection(case: EmbeddingCase, ids: torch.Tensor) -> torch.Tensor:
-    """Returns a float64 matrix (num_embeddings, tokens) of ones and zeros.
-
-    An element is 1 if the token has the id of the row. The row of `padding_idx` is zero.
-    """
+    """Returns a float64 matrix (V, T): 1 if the token has the id of the row. The row of `padding_idx` is zero."""
     chosen = ids[None, :] == torch.arange(case.num_embeddings)[:, None]
     return (chosen & (ids != case.padding_idx)[None, :]).to(torch.float64)
 

@@ -24,19 +24,11 @@ from equivtest.families.embedding.case import NO_PADDING, EmbeddingCase, Refused
 
 
 def colwise_embedding(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs nn.Embedding under ColwiseParallel, which shards the weight on the embedding dim.
-
-    Every rank looks up every id. Returns the output, the weight and the gradient that the case requires.
-    """
     return run_embedding(case, mesh, given, ColwiseParallel)
 
 
 def rowwise_embedding(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs nn.Embedding under RowwiseParallel, which shards the weight on the vocabulary.
-
-    A rank masks the ids of other ranks, and the ranks' outputs are added. Returns the output, the weight and the
-    gradient that the case requires.
-    """
+    """Shards the weight on the vocabulary. A rank masks the ids of other ranks, and the ranks' outputs are added."""
     return run_embedding(case, mesh, given, RowwiseParallel)
 
 
@@ -47,10 +39,6 @@ def run_embedding(
     style: type[ColwiseParallel] | type[RowwiseParallel],
     module: type[nn.Embedding] = nn.Embedding,
 ) -> Answers:
-    """Runs forward and backward of one embedding on this rank. `style` makes the embedding parallel.
-
-    `module` is the class of the embedding. Returns the output, the weight and the gradient that the case requires.
-    """
     plan = style(
         input_layouts=torch_placement(case, "ids"),
         output_layouts=torch_placement(case, "output"),
@@ -64,10 +52,6 @@ def run_embedding(
 
 
 def make_embedding(case: EmbeddingCase, given: Given, module: type[nn.Embedding]) -> nn.Embedding:
-    """Returns the unsharded embedding, as a user builds it before parallelizing it.
-
-    Every rank has the same embedding.
-    """
     max_norm = 1.0 if isinstance(case, RefusedEmbeddingCase) and case.misfit == "max_norm" else None
     layer = module(
         case.num_embeddings,
@@ -82,7 +66,6 @@ def make_embedding(case: EmbeddingCase, given: Given, module: type[nn.Embedding]
 
 
 def embedding_answers(case: EmbeddingCase, layer: nn.Module, output: torch.Tensor) -> Answers:
-    """Returns the answers: the output, the weight and, if the case requires a gradient, the weight's gradient."""
     weight = layer.get_parameter("weight")
     found: dict[str, torch.Tensor | None] = {"output": output, "param.weight": weight}
     if case.requires_grad:

@@ -29,8 +29,6 @@ _SHARE_ADDED = 16
 def draw_embedding(case: EmbeddingCase, index: int) -> dict[str, torch.Tensor]:
     """Draws the global ids, weight and cotangent. The ids have the dtype `ids_dtype` of the case.
 
-    p is the number of significand bits of the case's dtype.
-
     Modes:
         index: The weight counts 1, 2, 3, ... row by row, and begins again with 1 after 2**p - 1, so that a wrong value
             shows which row and column was looked up.
@@ -56,10 +54,7 @@ def draw_embedding(case: EmbeddingCase, index: int) -> dict[str, torch.Tensor]:
 
 @draw.register
 def draw_refused_embedding(case: RefusedEmbeddingCase, index: int) -> dict[str, torch.Tensor]:
-    """Returns the tensors of a valid case, with the ids changed as the case's `misfit` says.
-
-    One id lies outside the vocabulary, or the ids are float32. For the misfit 'max_norm' the ids are not changed.
-    """
+    """Draws a valid case, with one id outside of the vocabulary, or float32 ids. For 'max_norm' the ids are valid."""
     given = draw_embedding(case, index)
     if case.misfit == "dtype":
         given["ids"] = given["ids"].to(torch.float32)
@@ -71,7 +66,7 @@ def draw_refused_embedding(case: RefusedEmbeddingCase, index: int) -> dict[str, 
 
 
 def draw_ids(case: EmbeddingCase, mode: str, seed: int) -> torch.Tensor:
-    """Draws an int64 tensor with one id per token. Every id of `edge_ids` occurs, at a random token.
+    """Draws one id per token, as int64 with one dim. Every id of `edge_ids` occurs, at a random token.
 
     If there are fewer tokens than edge ids, the tokens get edge ids that follow each other in `edge_ids`. Of all other
     tokens, half repeat one edge id and half have random ids.
@@ -88,7 +83,6 @@ def draw_ids(case: EmbeddingCase, mode: str, seed: int) -> torch.Tensor:
 
 
 def _draw_weight(case: EmbeddingCase, mode: str, seed: int) -> torch.Tensor:
-    """Draws the weight (num_embeddings, embedding_dim) in the case's dtype."""
     shape, source = case.shapes()["weight"], generator(mode, seed, "weight")
     largest = 2 ** SIGNIFICAND_BITS[case.dtype] - 1
     if mode == "special":
@@ -102,10 +96,9 @@ def _draw_weight(case: EmbeddingCase, mode: str, seed: int) -> torch.Tensor:
 
 
 def _draw_cotangent(case: EmbeddingCase, mode: str, seed: int, ids: torch.Tensor) -> torch.Tensor:
-    """Draws the cotangent (tokens, embedding_dim) in the case's dtype.
+    """Draws the cotangent (T, D). Of an id that occurs more than 2**p times, only the first 2**p tokens are nonzero.
 
-    If an id occurs more than 2**p times, for p significand bits, only its first 2**p tokens have a nonzero cotangent.
-    If sums are rounded, fewer tokens have one: see `draw_embedding`.
+    If sums are rounded, fewer tokens are nonzero: see `draw_embedding`.
     """
     shape, source = (len(ids), case.embedding_dim), generator(mode, seed, "cotangent")
     rounds = mode == REAL_MODE or case.scale_grad_by_freq
@@ -126,7 +119,7 @@ def _draw_cotangent(case: EmbeddingCase, mode: str, seed: int, ids: torch.Tensor
 
 
 def _earlier_occurrences(ids: torch.Tensor) -> torch.Tensor:
-    """Returns an int64 tensor with one number per token: how many earlier tokens have the same id."""
+    """Returns for each token how many earlier tokens have the same id."""
     order = torch.argsort(ids, stable=True)
     ranked = ids[order]
     earlier = torch.empty_like(ids)

@@ -25,10 +25,7 @@ REAL_MODES = ("real", "real-cancelling")
 
 
 def _by_features(fields: Fields) -> tuple[str, ...]:
-    """Returns the placements from which one is drawn. Most of these placements shard the feature dim.
-
-    In a rowwise layer the placements are for x, and in a colwise layer they are for the output.
-    """
+    """Returns placements to draw from, most of them of the feature dim: for x if rowwise, for the output if colwise."""
     by_dim = shards(len(fields["leading"]) + 1)
     return ("replicate", *by_dim, by_dim[-1], by_dim[-1])
 
@@ -135,16 +132,13 @@ class LinearCase(ActivationCase):
 
     @property
     def num_dims(self) -> int:
-        """Returns the number of dims of an activation, including the feature dim."""
         return len(self.leading) + 1
 
     @property
     def input_is_uneven(self) -> bool:
-        """True if the ranks' shards of x differ in size."""
         return self.worst_shard_kind(("x",)) != "even"
 
     def parameter_names(self) -> tuple[str, ...]:
-        """Returns 'weight' and, if the layer has a bias, 'bias'."""
         return ("weight", "bias") if self.bias else ("weight",)
 
 

@@ -13,30 +13,24 @@ if TYPE_CHECKING:
 
 
 def last_leading(case: LinearCase) -> int:
-    """Returns the size of the last dim of x before the features. Returns 1 if x has no such dim."""
+    """Returns the size of the last dim of x before the features, 1 if x has no such dim."""
     return case.leading[-1] if case.leading else 1
 
 
 def output_place(case: LinearCase) -> str:
-    """Returns the place of the output's sharded dim: 'first', 'middle' or 'last'. Returns 'none' if no dim is sharded.
-
-    If the output has only one dim, this dim is 'last'.
-    """
+    """Returns the place of the output's sharded dim: 'first', 'middle', 'last' (also of one dim only), or 'none'."""
     return _place(case.output_layout, case.num_dims)
 
 
 def has_strided_x(case: LinearCase) -> bool:
-    """True if torch sees x as not contiguous.
-
-    torch sees a DTensor of one dim as contiguous, even if the harness passes a strided tensor.
-    """
+    """True if torch sees x as not contiguous. torch sees a DTensor of one dim as contiguous, even if it is strided."""
     if case.num_dims == 1:
         return not case.x_contiguous and not case.x_is_dtensor and case.in_features > 1
     return not case.x_contiguous and min(last_leading(case), case.in_features) > 1
 
 
 def has_strided_cotangent(case: LinearCase) -> bool:
-    """True if torch sees the cotangent as not contiguous. False for a cotangent of one dim."""
+    """True if torch sees the cotangent as not contiguous. A cotangent of one dim is contiguous."""
     return not case.cotangent_contiguous and min(last_leading(case), case.out_features) > 1
 
 
@@ -58,25 +52,18 @@ def merged_dims(case: LinearCase) -> Shape:
 
 
 def input_shard_is_merged(case: LinearCase) -> bool:
-    """True if F.linear takes a view of x in which the sharded dim is merged with the dims before it.
-
-    False if F.linear copies x instead, as it may do if x is strided.
-    """
+    """True if F.linear merges the sharded dim with the dims before it in a view of x, without a copy."""
     copies = has_strided_x(case) and merged_dims(case) == case.leading
     return not copies and _is_merged(case.input_layout, merged_dims(case))
 
 
 def output_shard_is_merged(case: LinearCase) -> bool:
-    """True if the backward takes a view of the cotangent in which the sharded dim is merged with the dims before it.
-
-    False if the backward copies the cotangent instead.
-    """
+    """True if the backward merges the sharded dim with dims before it in a view of the cotangent, without a copy."""
     copies = has_strided_cotangent(case) and merged_dims(case) == case.leading
     return not copies and _is_merged(case.output_layout, merged_dims(case))
 
 
 def output_is_uneven(case: LinearCase) -> bool:
-    """True if the ranks' shards of the output differ in size."""
     return case.worst_shard_kind(("output",)) != "even"
 
 

@@ -21,7 +21,7 @@ linear_cases = cases_of(LinearCase, dangerous=("in_features", "input_layout", "b
 
 @Cases
 def refused_linear_cases(draw: Draw, space: Space, *, style: str) -> RefusedLinearCase:
-    """Draws cases whose x does not fit the weight. Every rank can see the misfit from its own tensors."""
+    """Draws cases whose x does not fit the weight. Every rank sees the misfit from its own tensors."""
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     misfit = pick(draw, "misfit", REFUSALS)

@@ -16,18 +16,10 @@ from equivtest.families.linear.case import LinearCase
 
 
 def colwise_linear(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs nn.Linear forward and backward under ColwiseParallel, which shards weight and bias on out_features.
-
-    Returns the output, the parameters and the gradients that the case requires.
-    """
     return run_linear(case, mesh, given, ColwiseParallel)
 
 
 def rowwise_linear(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs nn.Linear forward and backward under RowwiseParallel, which shards the weight on in_features.
-
-    The bias is replicated. Returns the output, the parameters and the gradients that the case requires.
-    """
     return run_linear(case, mesh, given, RowwiseParallel)
 
 
@@ -38,10 +30,6 @@ def run_linear(
     style: type[ColwiseParallel] | type[RowwiseParallel],
     module: type[nn.Linear] = nn.Linear,
 ) -> Answers:
-    """Runs forward and backward of one linear layer on this rank. `style` makes the layer parallel.
-
-    `module` is the class of the layer. Returns the output, the parameters and the gradients that the case requires.
-    """
     plan = style(
         input_layouts=torch_placement(case, "x"),
         output_layouts=torch_placement(case, "output"),
@@ -55,7 +43,6 @@ def run_linear(
 
 
 def make_linear(case: LinearCase, given: Given, module: type[nn.Linear]) -> nn.Linear:
-    """Returns the unsharded layer as a user builds it before parallelizing it. Every rank has the same layer."""
     layer = module(case.in_features, case.out_features, bias=case.bias, device="meta")
     for name in case.parameter_names():
         setattr(layer, name, nn.Parameter(given[name].detach(), requires_grad=name in case.requires_grad))
@@ -63,7 +50,6 @@ def make_linear(case: LinearCase, given: Given, module: type[nn.Linear]) -> nn.L
 
 
 def answers(case: LinearCase, layer: nn.Module, x: torch.Tensor, output: torch.Tensor) -> Answers:
-    """Returns the answers by name: the output, the parameters and the gradients that the case requires."""
     found: dict[str, torch.Tensor | None] = {"output": output}
     for name in case.parameter_names():
         found[f"param.{name}"] = layer.get_parameter(name)

@@ -80,7 +80,6 @@ class NormCase(ActivationCase):
 
     @property
     def sequence_length(self) -> int:
-        """Returns the size of the dim that is divided among the ranks."""
         return self.leading[self.sequence_dim]
 
     def describe_tensors(self) -> dict[str, CaseTensor]:

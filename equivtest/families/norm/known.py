@@ -9,10 +9,8 @@ if TYPE_CHECKING:
 
 
 def num_frozen(case: NormCase) -> int:
-    """Returns the number of parameters that need no gradient."""
     return sum(name not in case.requires_grad for name in case.parameters)
 
 
 def num_trained(case: NormCase) -> int:
-    """Returns the number of parameters that need a gradient."""
     return len(case.parameters) - num_frozen(case)

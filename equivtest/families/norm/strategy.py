@@ -38,10 +38,7 @@ With a small eps, x would be scaled by its own size alone, and its gradient woul
 
 @Cases
 def norm_cases(draw: Draw, space: Space, *, norm: str) -> NormCase:
-    """Draws cases of one norm under sequence parallelism. `norm` is 'layer_norm' or 'rms_norm'.
-
-    Shrinks to one draw of values for one token, with few features and without parameters.
-    """
+    """Shrinks to one draw of values for one token, with few features and without parameters."""
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     leading = pick_shape(draw, "leading", world_size, NUM_SEQUENCE_DIMS)

@@ -16,27 +16,15 @@ from equivtest.families.norm.case import NormCase
 
 
 def sequence_layer_norm(case: NormCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs nn.LayerNorm forward and backward on activations sharded along the sequence.
-
-    Returns the output, the parameters and the gradients that the case requires.
-    """
     layer = nn.LayerNorm(case.features, case.eps, bool(case.parameters), bias="bias" in case.parameters, device="meta")
     return run_norm(case, mesh, given, layer)
 
 
 def sequence_rms_norm(case: NormCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs nn.RMSNorm forward and backward on activations sharded along the sequence.
-
-    Returns the output, the parameters and the gradients that the case requires.
-    """
     return run_norm(case, mesh, given, nn.RMSNorm(case.features, case.eps, bool(case.parameters), device="meta"))
 
 
 def run_norm(case: NormCase, mesh: DeviceMesh, given: Given, layer: nn.Module) -> Answers:
-    """Runs forward and backward of `layer` on this rank, under SequenceParallel.
-
-    Returns the output, the parameters and the gradients that the case requires.
-    """
     for name in case.parameters:
         setattr(layer, name, nn.Parameter(given[name].detach(), requires_grad=name in case.requires_grad))
     plan = SequenceParallel(sequence_dim=case.sequence_dim, use_local_output=case.use_local_output)
@@ -48,7 +36,6 @@ def run_norm(case: NormCase, mesh: DeviceMesh, given: Given, layer: nn.Module) -
 
 
 def norm_answers(case: NormCase, layer: nn.Module, x: torch.Tensor, output: torch.Tensor) -> Answers:
-    """Returns the answers by name: the output, the parameters and the gradients that the case requires."""
     found: dict[str, torch.Tensor | None] = {"output": output}
     found |= {f"param.{name}": layer.get_parameter(name) for name in case.parameters}
     for name in case.requires_grad:

@@ -23,7 +23,6 @@ def scale(case: ScaleCase, mesh: DeviceMesh, given: Given) -> Answers:
 
 
 def run_scale(case: ScaleCase, mesh: DeviceMesh, given: Given, multiply: Multiply) -> Answers:
-    """Runs forward and backward on this rank. Returns y and the gradient of x. `multiply` computes the product."""
     x = given["x"].detach().requires_grad_("x" in case.requires_grad)  # shares the harness's memory
     output = multiply(case, as_dtensor(x, case, "x", mesh))
     run_backward(output, case, mesh, given["cotangent"])

@@ -41,16 +41,11 @@ Off = tuple[torch.Tensor, torch.Tensor]
 
 @expect.register
 def expect_gathered(case: GatheredCrossEntropyCase, index: int) -> Expected:
-    """Returns the unsharded loss and the gradient of its logits, each with its bound."""
     return expect_bounds(case, bound_gathered(case, index))
 
 
 def bound_gathered(case: GatheredCrossEntropyCase, index: int) -> dict[str, Bounded]:
-    """Returns the loss and the gradient of the logits by name, each with its bound.
-
-    The loss is 0-dim if it is reduced. Otherwise it has one element per position. The gradient has one row per
-    position.
-    """
+    """Returns the loss and the logits' gradient by name. The gradient has one row per position."""
     given, arithmetic = draw(case, index), arithmetic_of(case.dtype)
     x = given["x"].double().movedim(case.class_dim, -1).reshape(-1, case.num_classes)
     loss = _Loss(case, targets_of(case, given["target"].reshape(-1), given.get("weight")), given.get("weight"))
@@ -89,11 +84,7 @@ class _Loss:
         return Bounded(value, allowed, f"{hard.derivation}, and of a sum over all classes")
 
     def _averaged(self, hard: Bounded) -> Bounded:
-        """Returns the hard loss with its error. If the ranks' means are averaged, the error includes this average.
-
-        The ranks' means are averaged if the case shards positions and takes a mean. Then the average has two more
-        roundings: a division on each rank and a division of their sum.
-        """
+        """Adds two roundings if the ranks' means are averaged: a division on each rank, and one of their sum."""
         if self.case.shares == "classes" or self.case.reduction != "mean":
             return hard
         relative = growth((2, self.arithmetic.u_o))
@@ -101,11 +92,7 @@ class _Loss:
         return Bounded(hard.value, hard.allowed + more, f"{hard.derivation}, of means of the ranks")
 
     def _smooth(self, y: Bounded) -> Off:
-        """Returns the smoothed part of the loss, reduced over positions, and its error.
-
-        At each position the smoothed part is s / C times the sum over classes of -W y. s is the smoothing, C the number
-        of classes, W the weights of the classes, and y the log-softmax.
-        """
+        """Returns s / C times the sum over classes of -W y, reduced over positions, and its error."""
         terms, error = -y.value * self.weights, y.allowed * self.weights
         if self.targets.has_weight:
             error = rounded(terms, error, self.arithmetic)
@@ -118,10 +105,7 @@ class _Loss:
         return self._times((value, error), self.smoothing / self.case.num_classes)
 
     def backward(self, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the gradient of the log-softmax and its error, each of shape (positions, classes).
-
-        g is the cotangent of the loss.
-        """
+        """Returns the gradient of y and its error, each (positions, classes). g is the cotangent of the loss."""
         hits = torch.zeros(len(g), self.case.num_classes, dtype=torch.float64)
         hits = hits.scatter(1, self.targets.classes.unsqueeze(1), 1.0)
         value, error = self._backward_of(g, hits, 1 - self.smoothing)
@@ -132,12 +116,7 @@ class _Loss:
         return torch.where(kept, value, 0.0), torch.where(kept, error, 0.0)
 
     def _backward_of(self, g: torch.Tensor, where: torch.Tensor, factor: float) -> Off:
-        """Returns the gradient -factor * g * weight and its error.
-
-        The gradient is zero for classes outside of the mask `where`.
-
-        g is the cotangent of each position. For a mean the values are divided by the total weight.
-        """
+        """Returns -factor * g * weight, zero outside of the mask `where`, and its error."""
         value, error = self._times((g, torch.zeros_like(g)), factor)
         if self.case.reduction == "mean":
             value, error = self._over_total(value, error)
@@ -145,10 +124,7 @@ class _Loss:
         return value, rounded(value, error, self.arithmetic) if self.targets.has_weight else error
 
     def _times(self, off: Off, factor: float) -> Off:
-        """Returns `off` times `factor`, as a pair of value and error.
-
-        If the factor is not 1, it was rounded twice: when it was computed and when it was cast.
-        """
+        """Returns the product and its error. A factor other than 1 rounds twice: when computed and when cast."""
         value, error = off[0] * factor, off[1] * factor
         if factor != 1:
             error = error + growth((1, U_REFERENCE), (1, self.arithmetic.u_a)) * (value.abs() + error)
@@ -156,11 +132,11 @@ class _Loss:
         return value, error
 
     def _sum(self, value: torch.Tensor, error: torch.Tensor, divided: bool = False) -> Off:  # noqa: FBT001, FBT002
-        """Returns the sum of `value` over the last dim, and the error of the sum. `error` is the error of `value`.
+        """Returns the sum of `value` over the last dim, and the error of the sum.
 
         The sum is accumulated, then stored. If `divided` is True, each rank stores its own sum, and the ranks' sums are
-        added. With the reduction 'mean' the ranks add twice: first they add this sum alone, then the total of this sum
-        and the hard loss.
+        added. With the reduction 'mean' the ranks add twice: first this sum alone, then the total of this sum and the
+        hard loss.
         """
         num_sums = 2 if self.case.reduction == "mean" else 1
         stored_on_ranks = (num_sums * self.case.world_size if divided else 0, self.arithmetic.u_o)
@@ -175,11 +151,7 @@ class _Loss:
 
 
 def _through(y: Bounded, right: Bounded, e_g: torch.Tensor, x: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
-    """Returns grad.x with a bound that includes `e_g`, the error of the gradient of the log-softmax y.
-
-    Args:
-        right: grad.x, with the bound that holds if the gradient of y is exact.
-    """
+    """Returns grad.x with its bound. `right` assumes an exact gradient of y; `e_g` is that gradient's error."""
     if x.shape[1] == 1:
         return right
     p = y.value.exp()

@@ -12,10 +12,7 @@ from equivtest.families.cross_entropy.values import draw_cross_entropy
 
 @draw.register
 def draw_refused_gathered(case: RefusedGatheredCrossEntropyCase, index: int) -> dict[str, torch.Tensor]:
-    """Returns the tensors of a valid case.
-
-    For the misfit 'above', one target is num_classes. For the misfit 'below', one target is -1.
-    """
+    """Draws a valid case, except that one target is num_classes for the misfit 'above', and -1 for 'below'."""
     given = draw_cross_entropy(case, index)
     if case.misfit in ("above", "below"):
         place = hash_of(*case.values[index], "misfit") % case.num_positions

@@ -32,14 +32,7 @@ from equivtest.tensors import DTYPES
 
 @expect.register
 def expect_linear(case: LinearCase, index: int) -> Expected:
-    """Returns the output, parameters and gradients of the unsharded layer.
-
-    All results are exact if the draw's values are integers. If the values are real numbers, output and gradients have
-    bounds.
-
-    Raises:
-        InexactData: the drawn values break the conditions of exactness.
-    """
+    """Returns the answers of the unsharded layer. If the draw's values are real numbers, the answers have bounds."""
     if case.values[index][0] in REAL_MODES:
         return expect_real_linear(case, index)
     given = draw(case, index)
@@ -63,14 +56,7 @@ def expect_linear(case: LinearCase, index: int) -> Expected:
 
 
 def sum_linear(case: LinearCase, given: dict[str, torch.Tensor]) -> dict[str, Sum]:
-    """Returns the exact value of every answer of the layer, by name. Leading dims are flattened.
-
-    Args:
-        given: The global tensors x, weight, cotangent and, if the layer has one, bias. All have the case's dtype.
-
-    Raises:
-        InexactData: `given` breaks the conditions of exactness.
-    """
+    """Returns the exact value of every answer by name. Leading dims are flattened."""
     dtype = DTYPES[case.dtype]
     x = find_integers("x", given["x"].reshape(-1, case.in_features))  # (T, K)
     weight = find_integers("weight", given["weight"])  # (N, K)

@@ -28,7 +28,6 @@ from equivtest.oracle.rounding import Arithmetic, Bounded
 
 
 def expect_real_linear(case: LinearCase, index: int) -> Expected:
-    """Returns the output, parameters and gradients of the unsharded layer. Output and gradients have bounds."""
     given = draw(case, index)
     shapes, layouts, flags = case.shapes(), case.layouts(), case.given_flags()
     arithmetic = arithmetic_of(case.dtype)
@@ -56,13 +55,7 @@ def expect_real_linear(case: LinearCase, index: int) -> Expected:
 
 
 def bound_linear(case: LinearCase, given: dict[str, torch.Tensor], arithmetic: Arithmetic) -> dict[str, Bounded]:
-    """Returns the output and gradients of the layer by name, each with its bound.
-
-    The leading dims of the output and of x's gradient are flattened.
-
-    Args:
-        given: The global tensors x, weight, cotangent and, if the layer has one, bias. All have the case's dtype.
-    """
+    """Returns the output and gradients by name, each with its bound. Leading dims are flattened."""
     x, weight = given["x"].reshape(-1, case.in_features), given["weight"]  # (T, K), (N, K)
     cotangent = given["cotangent"].reshape(-1, case.out_features)  # (T, N)
     w, bias = case.world_size, given.get("bias")
@@ -87,7 +80,7 @@ def bound_linear(case: LinearCase, given: dict[str, torch.Tensor], arithmetic: A
 def partial_magnitudes(left: torch.Tensor, right: torch.Tensor, ranks: int) -> torch.Tensor:
     """Returns, for each element of `left @ right`, the sum of the absolute values of the ranks' partial sums.
 
-    The ranks divide the contracted dim, which is the last dim of `left`, as torch.chunk does. The result is float64.
+    The ranks divide the contracted dim as torch.chunk does.
     """
     partials = torch.zeros((left.shape[0], right.shape[1]), dtype=torch.float64)
     for rank in range(ranks):
@@ -111,10 +104,7 @@ def _is_symmetric(case: LinearCase, name: str, given: dict[str, torch.Tensor]) -
 
 
 def _is_rounded(bias: torch.Tensor, ranks: int) -> bool:
-    """True if the bias is rounded when a program divides it by the number of ranks.
-
-    Also true if the bias is rounded when a program multiplies it by the reciprocal of that number.
-    """
+    """True if dividing the bias by the number of ranks, or multiplying it by the reciprocal, rounds."""
     if ranks & (ranks - 1):
         return True
     return not torch.equal((bias.double() / ranks).to(bias.dtype).double() * ranks, bias.double())

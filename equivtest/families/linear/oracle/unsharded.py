@@ -16,9 +16,6 @@ def unsharded_bits(case: LinearCase, index: int, given: dict[str, torch.Tensor])
 
     Returns an empty dict if the case has more than one rank, or if the draw's values are real.
 
-    Args:
-        given: The global tensors x, weight, cotangent and, if the layer has one, bias. All have the case's dtype.
-
     Source: torch.nn.functional.linear and autograd (2.13.0), on one thread, as each rank runs them.
     """
     if case.world_size > 1 or case.values[index][0] not in EXACT_MODES:

@@ -13,16 +13,11 @@ from equivtest.families.linear.values.real import draw_real_linear
 
 @draw.register
 def draw_linear_case(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
-    """Returns the tensors of draw number `index` by name.
-
-    The tensors have integers for an exact mode of values, and real numbers for any other mode.
-    """
     return (draw_real_linear if case.values[index][0] in REAL_MODES else draw_linear)(case, index)
 
 
 @draw.register
 def draw_refused_linear(case: RefusedLinearCase, index: int) -> dict[str, torch.Tensor]:
-    """Returns the tensors of a valid case, except that x has one feature too many or another dtype."""
     given = draw_linear_case(case, index)
     if case.misfit == "in_features":
         given["x"] = torch.cat([given["x"], given["x"][..., :1]], dim=-1)

@@ -55,10 +55,7 @@ class _Plan:
 
     @property
     def output_limit(self) -> int:
-        """Returns the limit for the products behind one output element.
-
-        The magnitudes of the products add up to at most this limit.
-        """
+        """Limit for the magnitudes of the products behind one output element, to which the bias is added."""
         return self.limit - self.bias_limit
 
     def source(self, name: str) -> torch.Generator:
@@ -70,8 +67,6 @@ class _Plan:
 
 def draw_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
     """Draws the global tensors x, weight, cotangent and, if the layer has one, bias.
-
-    Letters: T tokens, K in_features, N out_features, p significand bits of the dtype.
 
     Modes:
         dense: All values are odd integers, so that no product is zero and no dropped or doubled term is hidden. One row
@@ -120,7 +115,6 @@ def draw_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
 
 
 def _draw_dense(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Draws the int64 tensors x (tokens, in_features), weight and cotangent for mode dense."""
     tokens, features, outputs = plan.num_tokens, plan.in_features, plan.out_features
     size = choose_magnitudes(
         min(tokens, plan.limit),
@@ -153,10 +147,7 @@ def _draw_dense(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def _near(magnitude: int, length: int, source: torch.Generator) -> torch.Tensor:
-    """Draws an int64 tensor of `length` odd integers from seven eighths of `magnitude` up to `magnitude`.
-
-    `magnitude` is odd.
-    """
+    """Draws `length` odd integers from seven eighths of `magnitude`, which is odd, up to `magnitude`."""
     return odd_integers((length,), lowest(magnitude), magnitude, source)
 
 
@@ -172,10 +163,7 @@ def _features_kept(plan: _Plan, source: torch.Generator) -> torch.Tensor:
 
 
 def _cotangents_kept(plan: _Plan, source: torch.Generator) -> torch.Tensor:
-    """Returns a mask (tokens, out_features) that keeps at most `limit` elements in each row and each column.
-
-    The kept places are random.
-    """
+    """Returns a random mask (tokens, out_features) with at most `limit` kept elements in each row and column."""
     longer = max(plan.num_tokens, plan.out_features)
     rows = permutation(plan.num_tokens, source) * (longer // plan.num_tokens)
     columns = permutation(plan.out_features, source) * (longer // plan.out_features)
@@ -238,15 +226,13 @@ def _draw_wide_g(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _whole_significand(plan: _Plan, shape: tuple[int, int], source: torch.Generator) -> torch.Tensor:
-    """Draws an int64 tensor of odd integers that take all significand bits of the dtype."""
     return odd_integers(shape, plan.limit // 2 + 1, odd_floor(plan.output_limit - 1), source)
 
 
 def _select(num_rows: int, num_columns: int, num_selecting: int, source: torch.Generator) -> torch.Tensor:
-    """Returns an int64 matrix of shape (num_rows, num_columns). Most elements are zero.
+    """Returns a matrix of zeros, except for 1 or -1 in a random column of each of `num_selecting` random rows.
 
-    Each of `num_selecting` random rows has one element that is 1 or -1, in a random column. No column gets a second
-    such element before every column has one.
+    No column gets a second such element before every column has one.
     """
     rows = permutation(num_rows, source)[:num_selecting]
     columns = permutation(num_columns, source)[torch.arange(len(rows), device="cpu") % num_columns]

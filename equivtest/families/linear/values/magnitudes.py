@@ -17,7 +17,7 @@ _SCALES = tuple(itertools.product((1.0, 0.5, 2.0, 0.25, 4.0), repeat=2))  # trie
 
 
 def lowest(magnitude: int) -> int:
-    """Returns the smallest odd integer that is at least seven eighths of `magnitude`, an odd integer."""
+    """Returns the smallest odd integer that is at least seven eighths of `magnitude`, which is odd."""
     return magnitude - magnitude // 8 // 2 * 2
 
 
@@ -37,10 +37,9 @@ class Magnitudes:
     cotangent_peak: int
 
     def smallest_sums(self, tokens: int, features: int, outputs: int) -> tuple[int, int, int]:
-        """Returns three lower limits, for the output, grad.x and grad.weight.
+        """Returns lower limits for the sums of magnitudes behind elements of the output, grad.x and grad.weight.
 
-        A limit is for the largest sum of magnitudes behind any element of the tensor. The limits assume that each drawn
-        number is at least seven eighths of its largest magnitude.
+        Each drawn number is assumed to be at least seven eighths of its largest magnitude.
         """
         x, weight, cotangent, x_peak, weight_peak, cotangent_peak = (lowest(m) for m in astuple(self))
         return (
@@ -94,11 +93,10 @@ def _fill(
     *,
     peak_first: bool,
 ) -> Magnitudes:
-    """Returns magnitudes near those that make all sums equal, after a change by `x_scale` and `weight_scale`.
+    """Returns magnitudes near those that make all sums equal: x times `x_scale`, the weight times `weight_scale`.
 
-    The magnitude of x is multiplied by `x_scale`, and that of the weight by `weight_scale`. All other magnitudes are
-    the largest that then fit. If `peak_first` is True, the weight's peak is chosen before the cotangent's magnitude,
-    which is then smaller.
+    All other magnitudes are the largest that then fit. If `peak_first` is True, the weight's peak is chosen before the
+    cotangent's magnitude, which is then smaller.
     """
     x = min(math.isqrt(limit * outputs // (features * tokens)), output_limit // features, limit // tokens)
     x = odd_floor(min(max(1, round(x * x_scale)), output_limit // features, limit // tokens))

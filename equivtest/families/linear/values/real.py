@@ -65,7 +65,7 @@ def _cancel(values: dict[str, torch.Tensor], case: LinearCase, seed: int) -> Non
     """Changes x and weight in place so that the products of each pair of features nearly cancel.
 
     In x the second feature of a pair gets nearly the values of the first feature. In the weight it gets nearly the
-    negatives of the first feature's values. A feature without a partner gets smaller weights.
+    negatives of the first feature's values.
     """
     smaller = 2.0 ** -_CANCELLED_BITS[case.dtype]
     pairs, alone = pairs_of(case)
@@ -82,8 +82,5 @@ def _pick(name: str, mode: str, seed: int, table: tuple[float, ...]) -> float:
 
 
 def _without_zeros(value: torch.Tensor) -> torch.Tensor:
-    """Returns the values without numbers that float16 would round to zero.
-
-    The smallest normal number of float16 replaces such a number.
-    """
+    """Replaces numbers that float16 would round to zero by the smallest normal number of float16."""
     return torch.where(value.abs() < 2.0**-24, 2.0**-14, value)

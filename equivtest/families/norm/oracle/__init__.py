@@ -22,7 +22,6 @@ from equivtest.oracle.rounding import Bounded
 
 @expect.register
 def expect_norm(case: NormCase, index: int) -> Expected:
-    """Returns the output, the parameters and the gradients of the unsharded layer. Output and gradients have bounds."""
     given, found = draw(case, index), bound_norm(case, index)
     shapes, layouts, flags = case.shapes(), case.layouts(), case.given_flags()
     tensors = {}
@@ -41,7 +40,7 @@ def expect_norm(case: NormCase, index: int) -> Expected:
 
 
 def bound_norm(case: NormCase, index: int) -> dict[str, Bounded]:
-    """Returns every computed answer of the layer by name, with its bound. Leading dims are flattened."""
+    """Returns every computed answer by name, with its bound. Leading dims are flattened."""
     given, arithmetic = draw(case, index), arithmetic_of(case.dtype)
     x, cotangent = (given[name].reshape(-1, case.features) for name in ("x", "cotangent"))  # (T, D)
     weight = given.get("weight", torch.ones(case.features))
@@ -59,7 +58,7 @@ def bound_norm(case: NormCase, index: int) -> dict[str, Bounded]:
 
 
 def _rank_of_tokens(case: NormCase) -> torch.Tensor:
-    """Returns an int64 tensor of one dim with one number per token: the rank that holds the token."""
+    """Returns for each token the rank that has the token."""
     along = torch.empty(case.sequence_length, dtype=torch.int64)
     for rank in range(case.world_size):
         start, stop = shard_bounds(case.sequence_length, case.world_size, rank)

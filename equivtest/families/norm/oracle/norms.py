@@ -32,10 +32,7 @@ from equivtest.oracle.rounding import Arithmetic, Bounded, after_additions, boun
 
 @dataclass(frozen=True)
 class _Moments:
-    """Mean and 1 / deviation of each token, with their errors. All are float64 tensors with one row per token.
-
-    The mean is 0 for rms_norm.
-    """
+    """Mean (0 for rms_norm) and 1 / deviation of each token, with their errors, in float64, one row per token."""
 
     mean: torch.Tensor
     rstd: torch.Tensor
@@ -43,7 +40,7 @@ class _Moments:
     e_rstd: torch.Tensor
 
     def saved(self, arithmetic: Arithmetic) -> _Moments:
-        """Returns the moments as the backward gets them, with the errors of storing them in the forward."""
+        """Returns the moments for the backward, with the errors of storing them in the tensors' dtype."""
         if arithmetic.dtype == arithmetic.accumulate:
             return self
         e_mean = store(self.mean, self.e_mean, arithmetic)
@@ -62,9 +59,7 @@ def norm(
     """Returns the output (tokens, features) with its bound.
 
     Args:
-        x: Global tensor of shape (tokens, features).
-        weight, bias: One element per feature. If the layer has no weight, all elements of `weight` are 1. If the layer
-            has no bias, all elements of `bias` are 0.
+        weight, bias: One element per feature: ones and zeros if the layer has no weight and no bias.
         centered: True for layer_norm, which subtracts the mean; False for rms_norm.
     """
     x, weight, bias = x.double(), weight.double(), bias.double()
@@ -88,13 +83,7 @@ def norm_grad_x(
     eps: float,
     centered: bool,
 ) -> Bounded:
-    """Returns the gradient of x (tokens, features) with its bound.
-
-    Args:
-        x, cotangent: Global tensors of shape (tokens, features).
-        weight: One element per feature. If the layer has no weight, all elements are 1.
-        centered: True for layer_norm, which subtracts the mean; False for rms_norm.
-    """
+    """Returns the gradient of x (tokens, features) with its bound. For the arguments see `norm`."""
     x, u, num = x.double(), arithmetic.u_a, x.shape[1]
     moments = _moments(x, arithmetic, eps=eps, centered=centered).saved(arithmetic)
     given = cotangent.double() * weight.double()  # g'
@@ -126,13 +115,7 @@ def norm_grad_weight(
     eps: float,
     centered: bool,
 ) -> Bounded:
-    """Returns the gradient of the weight, with its bound. The gradient is a sum over tokens.
-
-    Args:
-        x, cotangent: Global tensors of shape (tokens, features).
-        rank_of: The rank of each token.
-        centered: True for layer_norm, which subtracts the mean; False for rms_norm.
-    """
+    """Returns the gradient of the weight with its bound. `rank_of` has the rank of each token."""
     x, given = x.double(), cotangent.double()
     moments = _moments(x, arithmetic, eps=eps, centered=centered).saved(arithmetic)
     normed, e_normed = _normalized(x, moments, arithmetic)
@@ -147,10 +130,6 @@ def norm_grad_weight(
 
 
 def norm_grad_bias(cotangent: torch.Tensor, arithmetic: Arithmetic, *, rank_of: torch.Tensor) -> Bounded:
-    """Returns the gradient of the bias, with its bound. The gradient is the sum of the cotangent over tokens.
-
-    `cotangent` has the shape (tokens, features), and `rank_of` has the rank of each token.
-    """
     given = cotangent.double()
     value, magnitude = given.sum(0), given.abs().sum(0)
     error = _over_tokens(given, magnitude, torch.zeros_like(value), rank_of, arithmetic)
@@ -172,20 +151,14 @@ def _moments(x: torch.Tensor, arithmetic: Arithmetic, *, eps: float, centered: b
 
 
 def _normalized(x: torch.Tensor, moments: _Moments, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (quotient, error of the quotient), both of shape (tokens, features).
-
-    The quotient is x minus the mean, divided by the deviation.
-    """
+    """Returns (x - mean) / deviation and its error, both (tokens, features)."""
     most, apart = moments.rstd + moments.e_rstd, x - moments.mean
     roundings = 4 * arithmetic.u_a * (x.abs() + moments.mean.abs() + moments.e_mean)
     return apart * moments.rstd, (moments.e_mean + roundings) * most + apart.abs() * moments.e_rstd
 
 
 def _reference_growth(x: torch.Tensor, moments: _Moments) -> torch.Tensor:
-    """Returns one factor per token, by which the roundings of the float64 reference grow.
-
-    The factor is large if the mean is far above the deviation.
-    """
+    """Returns the growth of the float64 reference's roundings, large if the mean far exceeds the deviation."""
     return 1 + (x * x).mean(1, keepdim=True) * moments.rstd**2
 
 
@@ -197,10 +170,6 @@ def _over_tokens(
     Each rank adds its terms, then a collective adds the ranks' sums. The sums are kept in the storage dtype. The error
     allows that each term is stored before it is added, and that each addition rounds to the accumulator's dtype before
     it rounds to the storage dtype.
-
-    Args:
-        terms: Tensor of shape (tokens, features).
-        magnitude, error: Sums over tokens of the terms' magnitudes and errors.
     """
     u = growth((1, arithmetic.u_o), (1, arithmetic.u_a))
     ranks = set(rank_of.tolist())
@@ -213,10 +182,7 @@ def _over_tokens(
 
 
 def _u_stored(arithmetic: Arithmetic) -> float:
-    """Returns the relative error of storing a number in the tensors' dtype.
-
-    The error is 0 if sums accumulate in the tensors' dtype too.
-    """
+    """Returns the relative error of storing a number, 0 if sums accumulate in the tensors' dtype."""
     return 0.0 if arithmetic.dtype == arithmetic.accumulate else arithmetic.u_o
 
 
