@@ -142,30 +142,21 @@ class OperatorCase(Case):
 
     @property
     def definition(self) -> Operator:
-        """Returns the operator's entry in the table `OPERATORS`."""
         return OPERATORS[self.operator]
 
     @property
     def is_documented(self) -> bool:
-        """True if torch documents the collectives of this call.
-
-        torch documents collectives for `sum` only. No operand may be partial, and no operand may require a gradient.
-        """
+        """True if torch documents the collectives of the call: of a sum without partial operands and gradients."""
         is_partial = any(text.startswith("partial") for texts in self.placements for text in texts)
         return self.operator == "sum" and not is_partial and not self.requires_grad
 
     @property
     def results(self) -> tuple[Result, ...]:
-        """Describes each result of the unsharded call.
-
-        A description has the shape, the dtype, and the numbers of the operands for which the result is differentiable.
-        """
         dtypes = self.other_dtypes or ("",) * len(self.operands)
         named = tuple(name or self.dtype for name in dtypes)
         return results_of(self.operator, self.operands, self.arguments, named, self.holds)
 
     def call(self, operands: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Calls the operator on whole operands and returns its results."""
         return run(self.operator, operands, self.arguments)
 
     @property
@@ -186,36 +177,28 @@ class OperatorCase(Case):
 
     @property
     def dim(self) -> Argument:
-        """Returns the value of the call's argument `dim`, or None if the call has no such argument."""
         return dict(self.arguments).get("dim")
 
     def kind_of(self, number: int) -> str:
-        """Returns the kind of operand `number`: 'floats', 'index', 'bools' or 'whole' (int64)."""
         return kind_of(self.definition, self.holds, number)
 
     def domain_of(self, number: int) -> str:
-        """Returns the domain from which the values of operand `number` are drawn, such as 'positive'."""
         return domain_of(self.definition, self.holds, number)
 
     def dtype_of(self, number: int) -> str:
-        """Returns the name of the dtype of operand `number`."""
         other = self.other_dtypes[number] if self.other_dtypes else ""
         return {INDEX: "int64", WHOLE: "int64", BOOLS: "bool"}.get(self.kind_of(number), other or self.dtype)
 
     def index_limit(self) -> int:
-        """Returns the size of the dim into which the call's index points. It is a dim of the first operand."""
+        """Size of the dim of the first operand into which the call's index points."""
         dim = self.dim
         return self.operands[0][dim if isinstance(dim, int) else 0]
 
     def operand_layout(self, number: int) -> Layout:
-        """Returns the layout of operand `number`, which may have partial placements."""
         return Layout(tuple(map(parse_placement, self.placements[number])))
 
     def reduction(self, number: int) -> tuple[str, int]:
-        """Returns (op, number of terms) of the reduction that gives a partial operand's value.
-
-        Returns ('', 1) for any other operand.
-        """
+        """Returns (op, number of terms) of a partial operand, and ('', 1) for any other operand."""
         layout = self.operand_layout(number)
         axes = partial_axes(layout)
         if not axes:
@@ -225,36 +208,28 @@ class OperatorCase(Case):
         return placement.op, math.prod(self.mesh_shape[axis] for axis in axes)
 
     def cotangent_layout(self, number: int) -> Layout:
-        """Returns the layout of the cotangent of result `number`."""
         texts = self.cotangents[number] if self.cotangents else ("replicate",) * len(self.mesh_shape)
         return Layout(tuple(map(parse_placement, texts)))
 
     def graded(self) -> tuple[int, ...]:
-        """Returns the numbers of the operands that get a gradient.
-
-        Such an operand requires a gradient, and some result is differentiable for it.
-        """
+        """Returns the numbers of the operands that require a gradient and for which some result is differentiable."""
         having = {number for result in self.results for number in result.operands}
         return tuple(number for number in self.requires_grad if number in having)
 
     @property
     def passed_on(self) -> tuple[str, ...]:
-        """Returns the names of the results that later steps of a chain take as input.
-
-        A single call has no such results.
-        """
+        """Names of the results that later steps of a chain take as input. A single call has no such results."""
         return ()
 
     def has_gradient(self, result: Result) -> bool:
-        """True if some operand requires a gradient and the result is differentiable for this operand."""
         return bool(set(result.operands) & set(self.requires_grad))
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes the shape, layout and role of each operand, cotangent and answer, by name.
+        """Describes each operand, cotangent and answer. A partial operand has one more dim per partial axis, for the
+        terms.
 
-        A partial operand has one more dim per partial axis, which counts the ranks' terms. The answer `refused` is the
-        text of the error by which DTensor refused the operator. The answer `grad.refused` is the text of the error by
-        which DTensor refused the backward. These texts may have any length.
+        `refused` and `grad.refused` are the texts, of any length, by which DTensor refused the operator or its
+        backward.
         """
         whole = replicated(len(self.mesh_shape))
         tensors = {}
@@ -273,7 +248,7 @@ class OperatorCase(Case):
 
     @property
     def shard_kind(self) -> str:
-        """Returns the most uneven kind of shards that any operand has: 'even', 'uneven' or 'empty'."""
+        """Most uneven kind of shards that any operand has: 'even', 'uneven' or 'empty'."""
         kinds = {
             shard_kind(shape, self.operand_layout(number), self.mesh_shape)
             for number, shape in enumerate(self.operands)

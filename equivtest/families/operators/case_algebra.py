@@ -32,28 +32,18 @@ def _square(shape: Shape) -> Shape:
 
 
 def _alone(shape: Shape) -> Signatures:
-    """Returns one signature. Its only operand has square matrices, which are as wide as the shape's last dim.
-
-    For example the shape (2, 4, 3) gives two matrices of shape (3, 3).
-    """
+    """Returns a signature with square matrices that are as wide as the last dim: (2, 4, 3) gives (2, 3, 3)."""
     return (Signature((_square(shape),)),)
 
 
 def _beside_columns(shape: Shape) -> Signatures:
-    """Returns two signatures with square matrices and right-hand sides.
-
-    In the first signature the right-hand sides have two columns. In the second they have as many columns as the
-    matrices.
-    """
+    """Returns signatures with square matrices and right-hand sides, of two columns and of as many as the matrices."""
     square = _square(shape)
     return (Signature((square, (*square[:-1], 2))), Signature((square, square)))
 
 
 def _reflections(*, columns: bool = False) -> Form:
-    """Returns a form with one signature per shape, whose operands are Householder vectors and their factors.
-
-    If `columns` is True, the signature has a third operand, matrices of two columns that the reflections multiply.
-    """
+    """Operands are Householder vectors, their factors and, if `columns`, matrices that the reflections multiply."""
 
     def form(shape: Shape) -> Signatures:
         square = _square(shape)
@@ -63,11 +53,7 @@ def _reflections(*, columns: bool = False) -> Form:
 
 
 def _exactly(name: str, call: Call, domain: str | tuple[str, ...], form: Form = _alone) -> Operator:
-    """Returns an operator whose results must be exact.
-
-    `domain` is the name of the first operand's contents, or a tuple with one name for each of the first operands. All
-    further operands have integers.
-    """
+    """Returns an operator whose results must be exact. `domain` names the contents of one or several first operands."""
     domains = (domain,) if isinstance(domain, str) else domain
     return chooses(name, call, form, domains=domains, rounds=True, adds_cotangents=False, num_dims=(2, 3))
 
@@ -92,10 +78,7 @@ def _reduced_rows(shape: Shape) -> Signatures:
 
 
 def _diagonals(shape: Shape) -> Signatures:
-    """Returns signatures of `diagonal_scatter`, with a matrix and new values for one of its diagonals.
-
-    This is the main diagonal or the diagonal above it.
-    """
+    """Returns signatures with a matrix and new values for its main diagonal, or for the diagonal above."""
     found = []
     for offset in (0, 1):
         size = min(shape[-2], shape[-1] - offset)

@@ -23,10 +23,7 @@ from equivtest.families.operators.case_forms import (
 
 
 def reshapes(shape: Shape) -> list[Arguments]:
-    """Returns the argument `shape` of each call that reshapes a tensor of this shape.
-
-    The calls flatten the tensor, merge two neighbouring dims, add a dim of size 1, or split an even dim in two.
-    """
+    """Returns arguments that flatten, merge two neighbouring dims, add a dim of size 1, or split an even dim."""
     found: list[Shape] = [(-1,)]
     for dim in range(len(shape) - 1):
         found.append((*shape[:dim], shape[dim] * shape[dim + 1], *shape[dim + 2 :]))
@@ -56,11 +53,7 @@ def narrows(shape: Shape) -> list[Arguments]:
 
 
 def per_dim(name: str, *values: int, **arguments: Any) -> Callable[[Shape], list[Arguments]]:
-    """Returns a function that gives, for a shape, the arguments of one call for each dim and value.
-
-    For example `per_dim("k", 1, 2)` gives `dim=DIM, k=1` and `dim=DIM, k=2` for each dim. Every call also has
-    `arguments`.
-    """
+    """For example, `per_dim("k", 1, 2)` gives `dim=DIM, k=1` and `dim=DIM, k=2` for each dim."""
 
     def make(shape: Shape) -> list[Arguments]:
         return [(("dim", dim), (name, value), *arguments.items()) for dim in dims_of(shape) for value in values]
@@ -153,7 +146,7 @@ def same_mask(shape: Shape) -> Signatures:
 
 
 def smaller_beside(shape: Shape) -> Signatures:
-    """Returns signatures with two operands. One has the shape, and the other broadcasts to the shape."""
+    """Returns signatures in which one operand has the shape, and the other broadcasts to the shape."""
     return pairs()(shape)[: 2 * len(shape) + 1]
 
 
@@ -171,12 +164,7 @@ def equations(shape: Shape) -> Signatures:
 
 
 def slices(shape: Shape) -> list[Arguments]:
-    """Returns the arguments of calls that slice one dim, each dim in turn.
-
-    `dim` is counted from the front.
-
-    findings/52 is about dims counted from the end.
-    """
+    """Slices each dim, counted from the front: findings/52 is about dims counted from the end."""
     found: list[Arguments] = []
     for dim in range(len(shape)):
         ends = [(0, shape[dim], 2), (1, shape[dim], 1), (0, -1, 1)]
@@ -215,10 +203,10 @@ def added_rows(shape: Shape) -> Signatures:
 
 
 def images(*, transposed: bool = False) -> Form:
-    """Returns a form for convolutions, whose signatures have an input, a kernel and, in some signatures, a bias.
+    """Returns a form for convolutions: an input (N, C, 3, W) or (N, C, W), a kernel and, in some signatures, a bias.
 
-    For a shape (N, C, W) the input has the shape (N, C, 3, W) or (N, C, W), for N images of C channels. The kernel
-    makes two channels. In a signature with `groups=C` the kernel makes C channels.
+    N is the number of images and C the number of channels. The kernel makes two channels, or C channels with
+    `groups=C`.
     """
 
     def form(shape: Shape) -> Signatures:

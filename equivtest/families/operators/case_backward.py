@@ -23,10 +23,6 @@ _POINTWISE: tuple[tuple[str, dict[str, Argument], str], ...] = (
 
 
 def _alike(*each: dict[str, Argument]) -> Form:
-    """Returns a form with one signature per shape and per dict in `each`, which has the arguments of the call.
-
-    Every signature has two operands of the shape.
-    """
     return lambda shape: tuple(Signature((shape, shape), tuple(arguments.items())) for arguments in each)
 
 

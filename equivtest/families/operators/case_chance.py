@@ -15,7 +15,7 @@ from equivtest.families.operators.case_operator import BITS, POSITIVE, chooses, 
 
 
 def _all_drawn(x: torch.Tensor) -> torch.Tensor:
-    """Draws every index once by `multinomial` and sorts the result, so that only one result is right."""
+    """Draws every index once, and sorts the indices, so that only one result is right."""
     return torch.multinomial(x, x.shape[-1]).sort(-1).values
 
 

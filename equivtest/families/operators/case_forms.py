@@ -38,18 +38,13 @@ Form = Callable[[Shape], Signatures]
 
 
 def each(**arguments: Argument) -> Form:
-    """Returns a form with one signature per shape.
-
-    The only operand has the shape, and the call has the given arguments.
-    """
     return lambda shape: (Signature((shape,), tuple(arguments.items())),)
 
 
 def pairs(**arguments: Argument) -> Form:
-    """Returns a form whose signatures have two operands that broadcast to the shape.
+    """Returns a form with one operand of the shape, and one that broadcasts to the shape.
 
-    One operand has the shape. The other operand has the shape too, or one of its dims has size 1, or it lacks some or
-    all of the first dims.
+    The other operand has the shape too, or one of its dims has size 1, or it lacks some or all of the first dims.
     """
 
     def form(shape: Shape) -> Signatures:
@@ -63,10 +58,7 @@ def pairs(**arguments: Argument) -> Form:
 
 
 def triples(**arguments: Argument) -> Form:
-    """Returns a form whose signatures have three operands that broadcast to the shape.
-
-    All operands have the shape, or the second or the third operand is smaller.
-    """
+    """Returns a form with three operands. All have the shape, or the second or third broadcasts to the shape."""
 
     def form(shape: Shape) -> Signatures:
         thin = (1, *shape[1:]) if shape else shape
@@ -77,10 +69,6 @@ def triples(**arguments: Argument) -> Form:
 
 
 def numbers(name: str, *values: Argument, **arguments: Argument) -> Form:
-    """Returns a form with one signature for each of `values`. The argument `name` has this value.
-
-    The only operand has the shape for which the form is called.
-    """
     return lambda shape: tuple(Signature((shape,), ((name, value), *arguments.items())) for value in values)
 
 
@@ -90,20 +78,14 @@ def dims_of(shape: Shape) -> tuple[int, ...]:
 
 
 def along(**arguments: Argument) -> Form:
-    """Returns a form with two signatures for each dim of the shape. The argument `dim` is this dim.
-
-    The only operand has the shape. One signature counts the dim from the front, and the other signature counts it from
-    the end.
-    """
+    """Returns a form with the argument `dim` for each dim, counted once from the front and once from the end."""
     return lambda shape: tuple(Signature((shape,), (("dim", dim), *arguments.items())) for dim in dims_of(shape))
 
 
 def reduced(*, several: bool = True, all_dims: bool = True, keepdim: bool = True, **arguments: Argument) -> Form:
-    """Returns a form whose signatures have one operand of the shape and differ in the reduced dims.
+    """Returns a form with signatures that reduce one dim each.
 
-    A signature names one dim. If `several` is True, other signatures name several dims. If `all_dims` is True, another
-    signature names no dim, so that all dims are reduced. If `keepdim` is True, each signature that names dims also
-    occurs with `keepdim=True`.
+    `several` adds signatures with several dims, `all_dims` one without `dim`, and `keepdim` ones with `keepdim=True`.
     """
 
     def form(shape: Shape) -> Signatures:
@@ -121,15 +103,11 @@ def reduced(*, several: bool = True, all_dims: bool = True, keepdim: bool = True
 
 
 def moved(make: Callable[[Shape], list[Arguments]]) -> Form:
-    """Returns a form with one signature for each entry of `make(shape)`, which is a list of arguments.
-
-    The only operand has the shape for which the form is called.
-    """
     return lambda shape: tuple(Signature((shape,), arguments) for arguments in make(shape))
 
 
 def indexed(*, same_dims: bool) -> Form:
-    """Returns a form whose signatures have an operand, the argument `dim`, and an index into this dim of the operand.
+    """Returns a form with an operand, the argument `dim`, and an index into this dim.
 
     If `same_dims` is True, the index has as many dims as the operand, and its size in a dim other than `dim` is at most
     the operand's size. If `same_dims` is False, the index has one dim.
@@ -151,11 +129,10 @@ def indexed(*, same_dims: bool) -> Form:
 
 
 def joined(*, new_dim: bool) -> Form:
-    """Returns a form whose signatures have operands to join, for each dim along which they can be joined.
+    """Returns a form with operands to join, for each dim along which they can be joined.
 
-    A signature has two or three operands of the shape, or two operands, the second longer than the first in the joined
-    dim. If `new_dim` is True, the operator stacks operands along a new dim, and each signature has two operands of the
-    shape.
+    If `new_dim` is True, each signature has two operands of the shape. Otherwise two or three operands have the shape,
+    or the second is longer in the joined dim.
     """
 
     def form(shape: Shape) -> Signatures:
@@ -172,9 +149,8 @@ def joined(*, new_dim: bool) -> Form:
 def products(*dims: str) -> Form:
     """Returns a form with one signature per shape, for matrix products whose dims have letters as names.
 
-    For example `products("mk", "kn")` multiplies a matrix (m, k) by a matrix (k, n). b is the size of the shape's first
-    dim, m the size of its last dim but one, and k the size of its last dim. n is 2 and o is 3. A shape of fewer than
-    two dims gives no signature.
+    For example, `products("mk", "kn")` multiplies (m, k) by (k, n). b is the shape's first size, m its last but one,
+    and k its last. n is 2 and o is 3. A shape of fewer than two dims gives no signature.
     """
 
     def form(shape: Shape) -> Signatures:
@@ -187,5 +163,4 @@ def products(*dims: str) -> Form:
 
 
 def either(*forms: Form) -> Form:
-    """Returns a form with the signatures of all `forms`, in order."""
     return lambda shape: tuple(signature for form in forms for signature in form(shape))

@@ -15,24 +15,17 @@ Results = tuple[torch.Tensor, ...]
 
 
 def _beside(*tails: tuple[int, ...]) -> Form:
-    """Returns a form with one signature per shape (N, C, ...) and per entry of `tails`.
-
-    The only operand of a signature has the shape (N, C, *tail), for N images of C channels.
-    """
+    """Returns a form with one operand (N, C, *tail) per entry of `tails`, for N images of C channels."""
     return lambda shape: tuple(Signature(((shape[0], shape[1], *tail),)) for tail in tails)
 
 
 def _volumes(shape: Shape) -> Signatures:
-    """Returns one signature with one operand of shape (*shape, 2), which has volumes if `shape` has three dims."""
+    """The operand (*shape, 2) has volumes if `shape` has three dims."""
     return (Signature(((*shape, 2),)),)
 
 
 def _scaled(*how: str) -> Form:
-    """Returns a form for a normalization, with one signature per shape that has an input, a weight and a bias.
-
-    The input has the shape. Weight and bias have the size of the input's last dim. If `how` has 'channels', weight and
-    bias have the size of the input's dim 1.
-    """
+    """Returns a form with an input, and a weight and a bias for its last dim, or for dim 1 if 'channels'."""
 
     def form(shape: Shape) -> Signatures:
         last = shape[1:2] if "channels" in how else shape[-1:]
@@ -79,10 +72,7 @@ def _batch_norm_updating(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
 
 
 def _sizes(shape: Shape) -> Signatures:
-    """Returns two signatures with images of 2 by 3 pixels. The argument `size` is this size, or twice this size.
-
-    The first two sizes of the shape are the numbers of images and of channels.
-    """
+    """The argument `size` keeps the images of 2 by 3 pixels, or doubles them."""
     x = (shape[0], shape[1], 2, 3)
     return tuple(Signature((x,), (("size", size),)) for size in ((2, 3), (4, 6)))
 
@@ -92,10 +82,7 @@ def _resized(x: torch.Tensor, size: tuple[int, int]) -> Any:
 
 
 def _corners(num_dims: int) -> Form:
-    """Returns a form for `grid_sampler`, whose signatures have images or volumes, and a grid of points.
-
-    The grid's values are -1 or 1, so that every point is a corner of the image.
-    """
+    """Returns images or volumes, and a grid of values -1 and 1, so that every point is a corner of the image."""
 
     def form(shape: Shape) -> Signatures:
         places = (2,) if num_dims == 2 else (1, 2)

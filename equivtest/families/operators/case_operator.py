@@ -34,7 +34,6 @@ CONTENTS = (
 
 
 def is_content(text: str) -> bool:
-    """True if the text is one of `CONTENTS`, or 'below NUMBER' with a positive number."""
     word, _, number = text.partition(" ")
     return text in CONTENTS or (word == BELOW and number.isdecimal() and int(number) > 0)
 
@@ -82,11 +81,9 @@ class Operator:
     has_samples: bool = False
 
     def kind_of(self, number: int) -> str:
-        """Returns the kind of operand `number`."""
         return self.kinds[number] if number < len(self.kinds) else FLOATS
 
     def domain_of(self, number: int) -> str:
-        """Returns the domain from which the values of operand `number` are drawn."""
         return self.domain if not self.domains else self.domains[number] if number < len(self.domains) else ANY
 
 
@@ -99,10 +96,7 @@ def rounded(name: str, call: Call, form: Form = ALONE, **how: Any) -> Operator:
 
 
 def in_place(method: str) -> Call:
-    """Returns a call that runs the method, such as 'add_', on a copy of the first operand and returns the copy.
-
-    The copy is `x.mul(1)`, because `x.clone()` makes a partial DTensor whole.
-    """
+    """Calls the method on a copy, which is `x.mul(1)`, because `x.clone()` makes a partial DTensor whole."""
 
     def call(x: torch.Tensor, *others: torch.Tensor, **arguments: Any) -> torch.Tensor:
         copied = x.mul(1)

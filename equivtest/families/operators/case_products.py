@@ -11,7 +11,6 @@ from equivtest.families.operators.case_operator import Call, Operator
 
 
 def _of_either(of_lines: Call, of_images: Call) -> Call:
-    """Returns a call that runs `of_lines` if its input has three dims, and `of_images` if it has four."""
     return lambda x, *others, **how: (of_images if x.dim() == 4 else of_lines)(x, *others, **how)
 
 

@@ -12,10 +12,7 @@ from equivtest.families.operators.case_operator import BITS, BOOLS, DISTINCT, PO
 
 
 def _norm(x: torch.Tensor, ord: float | str, **how: Any) -> Any:
-    """Computes a vector norm.
-
-    `ord` may be the text 'inf', because a case's code can hold that text but no infinity in arguments.
-    """
+    """`ord` may be the text 'inf', because a case's arguments can hold that text but no infinity."""
     return torch.linalg.vector_norm(x, float(ord), **how)
 
 

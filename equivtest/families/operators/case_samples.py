@@ -32,15 +32,11 @@ _CONSTANTS = {"inf": math.inf, "nan": math.nan}
 
 
 def name_of(operator: str, way: str) -> str:
-    """Returns the name that the table gives to an operator that is called in this way.
-
-    For example `name_of("add", "in place") == "add in place"`.
-    """
     return f"{operator} {way}".strip()
 
 
 def function_of(operator: str) -> Callable[..., Any] | None:
-    """Returns the function of torch, or the method of tensors, with this name. Returns None if torch has neither."""
+    """Returns torch's function, or the tensors' method, with this name, or None if torch has neither."""
     found: Any = torch
     for part in operator.removeprefix("torch.").split("."):
         found = getattr(found, part, None)
@@ -49,11 +45,7 @@ def function_of(operator: str) -> Callable[..., Any] | None:
 
 
 def run_form(name: str, call: str, operands: Sequence[Any]) -> tuple[Any, ...]:
-    """Calls an operator of the table and returns its results.
-
-    `call` is the text of a form, which is the argument list of the call. In "x0, 2, dim=x1", for example, the names x0
-    and x1 stand for the operands.
-    """
+    """Calls an operator of the table. `call` is the text of a form: see the module's docstring."""
     way = way_of(name)
     operator = name.removesuffix(f" {way}") if way else name
     positional, named = _arguments(call, tuple(operands))
@@ -75,18 +67,12 @@ def run_form(name: str, call: str, operands: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def way_of(name: str) -> str:
-    """Returns the way of calling with which a name in the table ends: `way_of("add in place") -> "in place"`.
-
-    Returns '' for an operator that is called as a function.
-    """
+    """Returns the way of calling that ends a name: `way_of("add in place") -> "in place"`. '' is a function."""
     return next((way for way in WAYS[1:] if name.endswith(f" {way}")), "")
 
 
 def _arguments(call: str, operands: tuple[Any, ...]) -> tuple[list[Any], dict[str, Any]]:
-    """Evaluates the text of an argument list. Returns (positional arguments, keyword arguments).
-
-    In "x0, 2, dim=x1" the names x0 and x1 stand for the operands.
-    """
+    """Evaluates the text of an argument list. Returns (positional arguments, keyword arguments)."""
     tree = _parsed(call)
     positional = [_value(each, operands) for each in tree.args]
     return positional, {str(each.arg): _value(each.value, operands) for each in tree.keywords}

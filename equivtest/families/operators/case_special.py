@@ -30,15 +30,12 @@ _OF_ONE: tuple[tuple[str, Call, str], ...] = (
 
 
 def _complex(shape: Shape) -> Signatures:
-    """Returns one signature.
-
-    Its only operand has the shape (*shape, 2), with real and imaginary parts of complex numbers.
-    """
+    """The last dim of the operand (*shape, 2) has real and imaginary parts."""
     return (Signature(((*shape, 2),)),)
 
 
 def _equal(x: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Calls `torch.equal` on x and a copy of x, and then on x and `other`. Returns each result as the number 0 or 1."""
+    """Calls `torch.equal` on x and a copy of x, and on x and `other`. Returns each result as the number 0 or 1."""
     return tuple(x.new_full((1, 1), float(torch.equal(x, one))) for one in (x.mul(1), other))
 
 

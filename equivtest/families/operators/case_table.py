@@ -60,10 +60,7 @@ OPERATORS = {
 
 
 def run(name: str, operands: tuple[Any, ...], arguments: Arguments) -> tuple[Any, ...]:
-    """Calls the operator with this name in the table and returns its results in order, as a tuple.
-
-    Hides warnings about NaN, because NaN is judged like any other value.
-    """
+    """Calls an operator, and hides warnings about NaN, because NaN is judged like any other value."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = OPERATORS[name].call(*operands, **dict(arguments))
@@ -72,11 +69,7 @@ def run(name: str, operands: tuple[Any, ...], arguments: Arguments) -> tuple[Any
 
 @functools.lru_cache(maxsize=2**14)
 def signatures_of(name: str, shape: Shape) -> Signatures:
-    """Returns the signatures that the installed torch accepts for this operator and shape, simplest first.
-
-    A signature has the shapes of all operands and the arguments of one call. Each signature was tried in an unsharded
-    call in float64.
-    """
+    """Returns the signatures that the installed torch accepts, simplest first. Each was tried unsharded in float64."""
     operator = OPERATORS[name]
     if len(shape) not in operator.num_dims:
         return ()
@@ -84,7 +77,6 @@ def signatures_of(name: str, shape: Shape) -> Signatures:
 
 
 def is_taken(name: str, signature: Signature, dtype: str) -> bool:
-    """True if torch accepts an unsharded call with this signature, in which every operand has this dtype."""
     try:
         dtypes = (dtype,) * len(signature.shapes)
         results_of(name, signature.shapes, signature.arguments, dtypes, signature.holds)
@@ -95,7 +87,7 @@ def is_taken(name: str, signature: Signature, dtype: str) -> bool:
 
 @dataclass(frozen=True)
 class Result:
-    """Describes one result of a call: its shape, its dtype, and the operands for which the result is differentiable.
+    """Describes one result of a call.
 
     Attributes:
         operands: Numbers of the operands for which the result has a gradient.
@@ -112,10 +104,7 @@ class Result:
 def results_of(
     name: str, shapes: tuple[Shape, ...], arguments: Arguments, dtypes: tuple[str, ...], holds: tuple[str, ...] = ()
 ) -> tuple[Result, ...]:
-    """Describes the results of the unsharded operator on operands of these shapes and dtypes.
-
-    Args:
-        holds: Contents of each operand. If empty, the operator's entry of the table names the contents.
+    """Describes the results of the unsharded operator. If `holds` is empty, the operator's entry names the contents.
 
     Raises:
         RuntimeError, IndexError, ValueError, TypeError: the operator does not accept the operands or arguments.
@@ -137,7 +126,6 @@ def results_of(
 
 
 def described(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> tuple[Result, ...]:
-    """Describes each result: its shape, its dtype, and the operands for which the result has a gradient."""
     return tuple(
         Result(
             tuple(each.shape),
@@ -150,11 +138,7 @@ def described(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor])
 
 
 def kind_of(operator: Operator, holds: tuple[str, ...], number: int) -> str:
-    """Returns the kind of operand `number`, such as 'floats' or 'index'.
-
-    The kind follows from the operand's content in `holds`. If `holds` is empty, the operator's entry of the table names
-    the kind.
-    """
+    """Returns the kind of operand `number`, from `holds` or, if `holds` is empty, from the operator's entry."""
     if not holds:
         return operator.kind_of(number)
     word = holds[number].partition(" ")[0]
@@ -162,18 +146,12 @@ def kind_of(operator: Operator, holds: tuple[str, ...], number: int) -> str:
 
 
 def domain_of(operator: Operator, holds: tuple[str, ...], number: int) -> str:
-    """Returns the content of operand `number`, such as 'positive' or 'below 5'.
-
-    `holds` names the content. If `holds` is empty, the operator's entry of the table names the content.
-    """
+    """Returns the content of operand `number`, from `holds` or, if `holds` is empty, from the operator's entry."""
     return holds[number] if holds else operator.domain_of(number)
 
 
 def plain_operand(kind: str, domain: str, shape: Shape, dtype: str) -> torch.Tensor:
-    """Returns an operand of simple values for a trial call.
-
-    The values are True for bools, 0 for integers, unit matrices for a domain of matrices, and 0.5 for other numbers.
-    """
+    """Returns an operand for a trial call: True, 0, unit matrices for a domain of matrices, or 0.5."""
     if kind == BOOLS:
         return torch.ones(shape, dtype=torch.bool, device="cpu")
     if kind in (INDEX, WHOLE):

@@ -8,12 +8,9 @@ from equivtest.oracle.collectives import Collectives, expected_collectives
 
 @expected_collectives.register
 def operator_collectives(case: OperatorCase, rank: int) -> Collectives:
-    """Returns an empty tuple, because no documented call takes a collective.
+    """Returns no collectives. Only sums of operands that are not partial are documented.
 
-    The documented calls are sums of operands that are not partial.
-
-    A sum over a sharded dim becomes a partial DTensor, and any other sum keeps its operand's shards. Cases of other
-    operators do not record collectives.
+    A sum over a sharded dim becomes a partial DTensor, and any other sum keeps its operand's shards.
 
     Source: common_reduction_strategy in torch/distributed/tensor/_ops/_math_ops.py (2.13.0).
     """

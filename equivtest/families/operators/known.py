@@ -19,23 +19,19 @@ if TYPE_CHECKING:
 
 
 def _local_shapes(case: OperatorCase, shape: Shape, layout: Layout) -> tuple[Shape, ...]:
-    """Returns the shape of each rank's local tensor under the layout."""
     divided = Layout(tuple(each if isinstance(each, Shard) else Replicate() for each in layout.placements))
     return tuple(local_shape(shape, divided, case.mesh_shape, rank) for rank in range(case.world_size))
 
 
 def _first_operand_of_ranks(case: OperatorCase) -> tuple[Shape, ...]:
-    """Returns the shape of each rank's local tensor of the first operand."""
     return _local_shapes(case, case.operands[0], case.operand_layout(0))
 
 
 def names_dim(case: OperatorCase) -> bool:
-    """True if the call has the argument `dim`."""
     return case.dim is not None
 
 
 def counts_dim_from_end(case: OperatorCase) -> bool:
-    """True if the argument `dim` is negative."""
     return isinstance(case.dim, int) and case.dim < 0
 
 
@@ -56,38 +52,29 @@ def has_shorter_index(case: OperatorCase) -> bool:
 
 
 def changes_shape(case: OperatorCase) -> bool:
-    """True if the shapes of the first result and the first operand differ."""
     return bool(case.results) and case.results[0].shape != case.operands[0]
 
 
 def is_divided(case: OperatorCase) -> bool:
-    """True if the first operand is sharded along some mesh axis."""
     return any(text.startswith("shard") for text in case.placements[0])
 
 
 def reduced_by(case: OperatorCase) -> str:
-    """Returns the reduction by which the first operand is partial, such as 'sum'.
-
-    Returns '' if the operand is not partial.
-    """
+    """Returns the reduction by which the first operand is partial, or '' if it is not partial."""
     return case.reduction(0)[0]
 
 
 def is_divided_too(case: OperatorCase) -> bool:
-    """True if the first operand is sharded along one mesh axis, and partial along the other mesh axis."""
+    """True if the first operand is sharded along one mesh axis, and partial along the other."""
     return bool(reduced_by(case)) and is_divided(case)
 
 
 def has_partial(case: OperatorCase) -> bool:
-    """True if some operand is partial."""
     return any(partial_axes(case.operand_layout(number)) for number in range(len(case.operands)))
 
 
 def leaves_nothing_to_reduce(case: OperatorCase) -> bool:
-    """True if some rank's shard of the first operand is empty along a reduced dim.
-
-    A call without the argument `dim` reduces all dims.
-    """
+    """True if some rank's shard of the first operand is empty along a reduced dim. No `dim` stands for all dims."""
     num_dims, dim = len(case.operands[0]), case.dim
     if not num_dims:
         return False
@@ -108,10 +95,10 @@ def gathers_in_front_of(case: OperatorCase) -> bool:
 
 
 def picks_one_of_nothing(case: OperatorCase) -> bool:
-    """True if a replicated index picks one row, and torch's sharding of the rows leaves some rank without a row.
+    """True if a replicated index picks one row along `dim`, and sharding the rows leaves some rank without a row.
 
-    A row is one slice of the first operand along `dim`. The operand must be sharded along `dim`, or partial. Always
-    False with two mesh axes, or with fewer rows than ranks.
+    The first operand must be sharded along `dim`, or partial. Always False with two mesh axes, or with fewer rows than
+    ranks.
     """
     if not isinstance(case.dim, int) or len(case.operands) != 2 or len(case.mesh_shape) != 1:
         return False
@@ -144,10 +131,7 @@ def divides_index_otherwise(case: OperatorCase) -> bool:
 
 
 def compares_beyond_dims(case: OperatorCase) -> bool:
-    """True if the operand with more shards is sharded along a dim that the other operand does not have.
-
-    False if the call does not have two operands with dims.
-    """
+    """True if the operand with more shards, of two operands, is sharded along a dim that the other does not have."""
     if len(case.operands) != 2 or not all(case.operands):
         return False
     pairs = [zip(case.mesh_shape, case.operand_layout(n).placements, strict=True) for n in (0, 1)]
@@ -157,10 +141,7 @@ def compares_beyond_dims(case: OperatorCase) -> bool:
 
 
 def squeezes_a_row(case: OperatorCase) -> bool:
-    """True if a vector is multiplied by a matrix, and one of two conditions holds.
-
-    The first condition is that the vector is partial. The second is that the matrix has no shards of dim 1.
-    """
+    """True if a vector is multiplied by a matrix, and the vector is partial or the matrix has no shards of dim 1."""
     if [len(shape) for shape in case.operands] != [1, 2]:
         return False
     is_partial = bool(case.reduction(0)[0]) and math.prod(case.mesh_shape) > 1
@@ -218,17 +199,13 @@ def keeps_placements(case: OperatorCase) -> bool:
 
 
 def call(case: OperatorCase) -> str:
-    """Returns the text of the argument list if the call is from torch's own list of samples.
-
-    Returns '' for any other call.
-    """
+    """Returns the text of the argument list if the call is from torch's list of samples, otherwise ''."""
     text = dict(case.arguments).get("call", "")
     assert isinstance(text, str)
     return text
 
 
 def has_shard(case: OperatorCase) -> bool:
-    """True if some operand is sharded."""
     return any(text.startswith("shard") for placements in case.placements for text in placements)
 
 
@@ -239,7 +216,6 @@ def has_sharded_integers(case: OperatorCase) -> bool:
 
 
 def is_whole(case: OperatorCase) -> bool:
-    """True if every operand is replicated."""
     return all(set(placements) == {"replicate"} for placements in case.placements)
 
 
@@ -249,11 +225,7 @@ def takes_mean(case: OperatorCase) -> bool:
 
 
 def convolves_as_held(case: OperatorCase) -> bool:
-    """True if a convolution is sharded in another way than by batch, or if some rank has no row of the batch.
-
-    False if the convolution's input is replicated or sharded by batch, each rank has a row of the batch, and all other
-    operands are replicated.
-    """
+    """True if a convolution is sharded otherwise than its input by batch, or if some rank has no row of the batch."""
     first, *others = case.placements
     rows_of_ranks = [shape[0] if shape else 0 for shape in _first_operand_of_ranks(case)]
     is_right = set(first) <= {"replicate", "shard(0)"} and all(rows_of_ranks)

@@ -47,10 +47,7 @@ Founds = Mapping[str, Found]
 
 @expect.register
 def expect_operators(case: OperatorCase, index: int) -> Expected:
-    """Returns every result and gradient, each with replicated placements.
-
-    `expect_held_operators` gives each tensor the placements that the ranks returned.
-    """
+    """Returns every result and gradient as replicated. `expect_held_operators` sets the ranks' placements."""
     layouts, dtypes, flags = case.layouts(), _dtypes_of(case), _flags_of(case)
     tensors = {
         name: ExpectedTensor(
@@ -69,7 +66,7 @@ def expect_operators(case: OperatorCase, index: int) -> Expected:
 
 @expect_held.register
 def expect_held_operators(case: OperatorCase, index: int, held: Held) -> Expected:
-    """Returns the expected results and gradients, under the layouts that the first rank returned.
+    """Returns the expected answers, under the layouts that the first rank returned.
 
     If every rank refused the operator with the same text, only that text is expected. If every rank refused the
     backward with the same text, the results and that text are expected, and no gradients.
@@ -97,10 +94,7 @@ def _refusal(told: torch.Tensor, case: OperatorCase) -> ExpectedTensor:
 
 
 def _under_layouts(tensors: Mapping[str, ExpectedTensor], first: Mapping[str, object]) -> Expected:
-    """Returns the expected tensors, each with the layout that the first rank returned.
-
-    All other ranks must return the same layout.
-    """
+    """Gives each tensor the layout that the first rank returned. All other ranks must return the same layout."""
     layouts: dict[str, Layout] = {name: placed.layout for name, placed in first.items()}  # type: ignore[attr-defined]
     found = {name: replace(tensor, layout=layouts.get(name, tensor.layout)) for name, tensor in tensors.items()}
     return Expected(found, {})
@@ -112,10 +106,10 @@ def _dtypes_of(case: OperatorCase) -> dict[str, str]:
 
 
 def _flags_of(case: OperatorCase) -> dict[str, bool]:
-    """Maps the name of each result to True if the result must require a gradient, and to False if it must not.
+    """Returns whether each result must require a gradient.
 
-    Leaves out results for which torch sets requires_grad although the results have no gradient. These are the sign of
-    `slogdet`, mean and rstd of `native_group_norm`, and norms of order 0. A wrong flag of these results is not noticed.
+    Leaves out results for which torch sets requires_grad although the results have no gradient: the sign of `slogdet`,
+    mean and rstd of `native_group_norm`, and norms of order 0. A wrong flag of these results is not noticed.
     """
     return {
         f"output.{number}": case.has_gradient(result)
@@ -125,18 +119,12 @@ def _flags_of(case: OperatorCase) -> dict[str, bool]:
 
 
 def judged_how(case: OperatorCase, index: int) -> Founds:
-    """Returns the right value of each answer, with its allowed error and the derivation of this error.
-
-    The allowed error is infinite if no bound is known.
-    """
+    """Returns the right value of each answer, with its allowed error, which is infinite if no bound is known."""
     return _judged_how(_undivided(case), index)
 
 
 def _undivided(case: OperatorCase) -> OperatorCase:
-    """Returns the case with replicated instead of sharded operands, because shards do not change the right results.
-
-    Partial operands stay partial.
-    """
+    """Replicates sharded operands, because shards do not change the right results. Partial operands stay partial."""
     placements = tuple(
         tuple(text if text.startswith("partial") else "replicate" for text in texts) for texts in case.placements
     )
@@ -164,10 +152,9 @@ def _judged_how(case: OperatorCase, index: int) -> Founds:
 
 
 def _only_moves(case: OperatorCase, index: int, name: str, value: torch.Tensor) -> bool:
-    """True if the answer `name` is exact without a proof.
+    """True if the answer `name` is exact without a proof: it is not floating-point, or the operator only chooses.
 
-    The answer is exact if it is not floating-point, or if the operator only chooses values. A gradient of such an
-    operator may be a sum of cotangents. Then even the sum of all cotangents must be small enough to be exact.
+    A gradient of such an operator may be a sum of cotangents. Then even the sum of all cotangents must be exact.
     """
     if not value.is_floating_point():
         return True
@@ -175,10 +162,7 @@ def _only_moves(case: OperatorCase, index: int, name: str, value: torch.Tensor) 
 
 
 def _adds_exactly(case: OperatorCase, index: int) -> bool:
-    """True if the operator's gradients only add up cotangents, and no sum of cotangents rounds.
-
-    No sum rounds if even the sum of the magnitudes of all cotangents is small enough to be exact.
-    """
+    """True if gradients only add up cotangents, and even the sum of all cotangents' magnitudes is exact."""
     if not case.definition.adds_cotangents or case.values[index][0] != EXACT_MODE:
         return False
     total = sum(float(each.double().abs().sum()) for each in _cotangents(draw(case, index)).values())
@@ -200,10 +184,7 @@ def _knows_operands(case: OperatorCase, index: int) -> bool:
 
 
 def _best(case: OperatorCase, given: Tensors, index: int) -> tuple[Founds, str]:
-    """Returns (results, '') if the results are proved exact or have bounds.
-
-    Returns ({}, reasons) if the results are neither proved exact nor bounded.
-    """
+    """Returns (results, ''), or ({}, reasons) if the results are neither proved exact nor bounded."""
     mode, reasons = case.values[index][0], list[str]()
     if mode == EXACT_MODE:
         found = _followed(lambda: _proved(case, given))
@@ -223,10 +204,7 @@ def _best(case: OperatorCase, given: Tensors, index: int) -> tuple[Founds, str]:
 
 
 def _followed(way: Callable[[], Founds]) -> Founds | str:
-    """Calls `way`, which proves results exact or bounds them.
-
-    Returns the results, or the reason why `way` has no results.
-    """
+    """Returns the results of `way`, which proves results exact or bounds them, or the reason why it cannot."""
     try:
         return way()
     except InexactData as error:
@@ -244,7 +222,6 @@ def _followed(way: Callable[[], Founds]) -> Founds | str:
 
 
 def _run(case: OperatorCase, operands: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]) -> Tensors:
-    """Calls the operator on whole operands and runs its backward. Returns results and gradients by name."""
     leaves = [operand.requires_grad_(number in case.graded()) for number, operand in enumerate(operands)]
     results = case.call(tuple(leaves))
     found = {f"output.{number}": result.detach() for number, result in enumerate(results)}
@@ -266,7 +243,7 @@ def _cotangents(given: Mapping[str, torch.Tensor]) -> Tensors:
 
 
 def _plainly(case: OperatorCase, given: Tensors) -> Tensors:
-    """Returns the results and gradients of the unsharded call, by name, in the case's dtypes and without bounds."""
+    """Returns the results and gradients of the unsharded call, in the case's dtypes and without bounds."""
     operands = [_reduced(case, given, number) for number in range(len(case.operands))]
     return _run(case, operands, _cotangents(given))
 
@@ -285,7 +262,7 @@ def _reduced(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int)
 
 
 def _proved(case: OperatorCase, given: Tensors) -> Founds:
-    """Returns results and gradients. The certificate proves all of them exact, in the dtype with the fewest bits.
+    """Returns results and gradients that the certificate proves exact in the dtype with the fewest bits.
 
     DTensor may divide a replicated tensor by the number of ranks before it adds that tensor to a partial tensor
     (2.13.0). The proof leaves bits for this division.
@@ -320,10 +297,7 @@ def _whole(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int) -
 
 
 def _magnitude(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int) -> torch.Tensor:
-    """Returns the sum of the absolute values of the terms that reduce to operand `number`.
-
-    Returns operands that are not floats unchanged.
-    """
+    """Returns the sum of the absolute values of the terms of operand `number`, or the operand if it has no floats."""
     tensor, (op, num) = given[f"operand.{number}"], case.reduction(number)
     if case.kind_of(number) != FLOATS:
         return tensor.clone()
@@ -336,8 +310,6 @@ def _magnitude(case: OperatorCase, given: Mapping[str, torch.Tensor], number: in
 
 def _bounded(case: OperatorCase, given: Tensors, mode: str, counted: RunningError) -> Founds:
     """Returns results and gradients with their bounds, by running error analysis.
-
-    The value of a partial operand is a sum of its terms with a bound. In an exact draw the sum is exact.
 
     Raises:
         InexactData: no bound is known for some operation.
@@ -365,10 +337,7 @@ def _exactly_reduced(case: OperatorCase, given: Tensors, number: int) -> torch.T
 
 
 def _summed(case: OperatorCase, stack: torch.Tensor, number: int) -> torch.Tensor:
-    """Returns operand `number`, reduced from its terms in `stack`, with a bound for any order of the additions.
-
-    Must run within the running error mode.
-    """
+    """Reduces `stack` with a bound for any order of the additions. Must run within the running error mode."""
     op, num = case.reduction(number)
     if not op:
         return stack.detach()

@@ -69,19 +69,13 @@ REDUCTIONS = ("sum", "mean", "amax", "amax of ties", "linalg.vector_norm", "soft
 
 
 def operator_cases(space: Space, *, operators: Sequence[str] = tuple(HAND_WRITTEN)) -> SearchStrategy[OperatorCase]:
-    """Draws cases of these operators, with sizes around multiples of the world size.
-
-    Operators that always round are drawn only in float32 and float64, if the space has these dtypes.
-    """
+    """Draws operators that always round only in float32 and float64, if the space has these dtypes."""
     return _operator_cases(space, tuple(operators))
 
 
 @st.composite
 def reduction_cases(draw: DrawFn, space: Space) -> OperatorCase:
-    """Draws cases of the operators in `REDUCTIONS`, such as `sum`.
-
-    Some cases of `sum` have no gradient, and their collectives are recorded and judged.
-    """
+    """Draws operators of `REDUCTIONS`. The collectives of some sums without gradients are recorded and judged."""
     case = draw(operator_cases(space, operators=REDUCTIONS))
     records = pick(draw, "records", RECORDS)
     forward = replace(case, requires_grad=())
@@ -90,10 +84,7 @@ def reduction_cases(draw: DrawFn, space: Space) -> OperatorCase:
 
 @cache
 def sizes_of(world_size: int) -> Shape:
-    """Returns the sizes from which a dim is drawn: 1 to 3, sizes near once and twice the number of ranks, and 0.
-
-    Sizes that the ranks do not divide evenly occur three times.
-    """
+    """Returns sizes to draw from. Sizes that the ranks do not divide evenly occur three times."""
     w = world_size
     near = sorted({1, 2, 3, w - 1, w, w + 1, 2 * w - 1, 2 * w, 2 * w + 1} - {0})
     return (*near, *(size for size in near if size % w), *(size for size in near if size % w), 0)
@@ -101,7 +92,6 @@ def sizes_of(world_size: int) -> Shape:
 
 @cache
 def taken_in(dtype: str, operators: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the operators that can be judged in the dtype. If no operator can, returns all operators."""
     return tuple(name for name in operators if dtype in REAL_DTYPES or not OPERATORS[name].rounds) or operators
 
 
@@ -173,28 +163,20 @@ def _operator_cases(draw: DrawFn, space: Space, operators: tuple[str, ...]) -> O
 
 
 def _picks_one(name: str, signature: Signature) -> bool:
-    """True if the call is a gather whose index picks one row along its dim.
-
-    findings/56 is about such calls on two mesh axes.
-    """
+    """True if a gather's index picks one row: findings/56 is about such calls on two mesh axes."""
     dim = dict(signature.arguments).get("dim")
     return name in ("gather", "take_along_dim") and isinstance(dim, int) and signature.shapes[1][dim] == 1
 
 
 def _of_rows(placements: tuple[str, ...], *, may_divide: bool) -> tuple[str, ...]:
-    """Returns the placements of a convolution's operand, changed to 'shard(0)' or 'replicate' on each mesh axis.
-
-    If `may_divide` is True, every placement other than 'replicate' becomes 'shard(0)', which shards the batch. If it is
-    False, every placement becomes 'replicate'. findings/62 is about other placements.
-    """
+    """Shards a convolution's operand by batch only: findings/62 is about other placements."""
     return tuple("shard(0)" if each != "replicate" and may_divide else "replicate" for each in placements)
 
 
 def _beside_matrices(columns: Placements, matrices: Placements, *, may_divide: bool) -> Placements:
-    """Returns the right-hand sides' placements `columns`, with 'replicate' instead of placements that are not allowed.
+    """Replicates right-hand sides where the matrices are not sharded by batch, or if `may_divide` is False.
 
-    On a mesh axis, 'shard(0)', 'partial(max)' and 'partial(min)' are allowed only if `may_divide` is True and the
-    matrices have the placement 'shard(0)' on that axis.
+    Only 'shard(0)', 'partial(max)' and 'partial(min)' are replaced.
     """
     may_stay = [may_divide and each == "shard(0)" for each in matrices]
     moves = {"shard(0)", "partial(max)", "partial(min)"}
@@ -204,17 +186,12 @@ def _beside_matrices(columns: Placements, matrices: Placements, *, may_divide: b
 
 
 def _leaves_nothing(shape: Shape, world_size: int) -> bool:
-    """True if some rank gets an empty shard when one of the first two dims is sharded.
-
-    The dim is sharded over all ranks, or over two ranks.
-    """
+    """True if one of the first two dims, sharded over all ranks or over two, leaves some rank an empty shard."""
     return any(-(-size // ranks) * (ranks - 1) >= size for size in shape[:2] for ranks in {world_size, 2} if ranks > 1)
 
 
 def _graded(name: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the numbers of the operands that require a gradient.
-
-    These are `numbers`, except for two groups of operators.
+    """Returns the numbers of the operands that require a gradient: `numbers`, with two exceptions.
 
     If `numbers` has a convolution's bias alone, all three operands require a gradient (findings/62). For an operator of
     `WRONG_IF_SHARDED` all three operands require a gradient, or none does.
@@ -225,10 +202,7 @@ def _graded(name: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _without_nested(name: str, placements: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the placements, with 'replicate' on the second mesh axis if both axes would shard the same dim of a view.
-
-    findings/55 is about such shards.
-    """
+    """Replicates on the second axis if both axes shard the same dim of a view: findings/55 is about such shards."""
     is_nested = name in VIEWED and len(placements) == 2 and len(set(placements)) == 1
     return (placements[0], "replicate") if is_nested and placements[0].startswith("shard") else placements
 
@@ -252,20 +226,13 @@ def _pick_shape(draw: DrawFn, world_size: int, operator: Operator) -> Shape:
 
 
 def _simplest(name: str) -> Signatures:
-    """Returns the signatures for the first of some small shapes that has a signature which torch accepts.
-
-    These signatures are used if the drawn shape has none. Returns () if torch does not accept the operator at all.
-    """
+    """Returns the signatures for the first small shape that has some. They are used if the drawn shape has none."""
     shapes: tuple[Shape, ...] = ((2,), (2, 2), (2, 2, 2), ())
     return next((found for shape in shapes if (found := signatures_of(name, shape))), ())
 
 
 def _first_taken(names: Sequence[str]) -> tuple[str, Signatures]:
-    """Returns (name, signatures) of the first of these operators that the installed torch accepts.
-
-    Raises:
-        Misuse: torch accepts none of the operators.
-    """
+    """Returns (name, signatures) of the first operator that torch accepts. Raises Misuse if torch accepts none."""
     for name in names:
         if signatures := _simplest(name):
             return name, signatures
@@ -274,10 +241,7 @@ def _first_taken(names: Sequence[str]) -> tuple[str, Signatures]:
 
 @cache
 def placements_of(num_dims: int, kind: str, num_axes: int) -> tuple[tuple[str, ...], ...]:
-    """Returns every combination of placements, one per mesh axis, that an operand may have.
-
-    The first combination replicates the operand. No combination has two different reductions.
-    """
+    """Returns the combinations of placements, one per axis, that an operand may have. None has two reductions."""
     shards = [f"shard({dim})" for dim in range(num_dims)]
     one = ["replicate", *shards * 3]
     one += [f"partial({op})" for op in OPS] if kind == FLOATS else []
@@ -293,10 +257,7 @@ def _pick_placements(draw: DrawFn, name: str, shape: Shape, num_axes: int, kind:
 
 
 def _as_the_first(placements: tuple[tuple[str, ...], ...], number: int, shape: Shape, kind: str) -> tuple[str, ...]:
-    """Returns the first operand's placements if operand `number` may have these placements.
-
-    Otherwise returns the operand's own placements.
-    """
+    """Returns the first operand's placements if operand `number` may have them, otherwise the operand's own."""
     may_have = placements[0] in placements_of(len(shape), kind, len(placements[0]))
     return placements[0] if may_have else placements[number]
 
@@ -304,11 +265,7 @@ def _as_the_first(placements: tuple[tuple[str, ...], ...], number: int, shape: S
 def _pick_dtypes(
     draw: DrawFn, dtype: str, name: str, shapes: tuple[Shape, ...], floats: tuple[int, ...]
 ) -> tuple[str, ...]:
-    """Draws `OperatorCase.other_dtypes`, mostly empty.
-
-    Only operators of `PROMOTING`, which accept operands of several dtypes, get other dtypes, for some of their
-    floating-point operands.
-    """
+    """Draws `OperatorCase.other_dtypes`, mostly empty, for floating-point operands of operators of `PROMOTING`."""
     drawn = [pick(draw, f"other dtype {number}", OTHER_DTYPES) for number in range(3)]
     if dtype not in REAL_DTYPES or len(floats) < 2:
         return ()
@@ -327,11 +284,7 @@ PROMOTING = frozenset(
 
 
 def _pick_cotangents(draw: DrawFn, shapes: list[Shape], num_axes: int) -> tuple[tuple[str, ...], ...]:
-    """Draws `OperatorCase.cotangents`.
-
-    In two of three draws the result is (), so that the cotangents are replicated. In any other draw, the result has
-    placements that shard the cotangents.
-    """
+    """Draws `OperatorCase.cotangents`: in two of three draws (), so that the cotangents are replicated."""
     if not pick(draw, "cotangents", (False, False, True)):
         return ()
     dims = [pick(draw, f"cotangent {axis}", tuple(range(12))) for axis in range(num_axes)]
@@ -339,7 +292,7 @@ def _pick_cotangents(draw: DrawFn, shapes: list[Shape], num_axes: int) -> tuple[
 
 
 def _pick_some(draw: DrawFn, name: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
-    """Draws a subset of `numbers`. Most draws have all numbers, and some draws have one number or none."""
+    """Draws a subset of `numbers`: mostly all of them, sometimes one or none."""
     drawn = pick(draw, name, (-1,) * 5 + (-2, 0, 1, 2))
     return () if drawn == -2 else numbers if drawn == -1 else numbers[drawn : drawn + 1]
 

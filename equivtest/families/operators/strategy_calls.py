@@ -78,11 +78,10 @@ PARTS = 8
 
 
 def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
-    """Returns the enumerated calls of every PARTS-th operator, from operator `part` on.
+    """Returns the enumerated calls of every PARTS-th operator, from operator `part` on, at strength `depth`.
 
-    The calls have the first dtype of the space that is in `REAL_DTYPES`; if the space has no such dtype, there are no
-    calls. The depth is the strength of `calls_of_operator`. If the depth is 1, operators of `REFUSED` have no calls.
-    Neighbours in the table of operators are in different parts.
+    The calls have the first dtype of the space that is in `REAL_DTYPES`. Without such a dtype there are no calls. At
+    depth 1, operators of `REFUSED` have no calls. Neighbours in the table of operators are in different parts.
     """
     dtype = next((each for each in space.dtypes if each in REAL_DTYPES), "")
     names = (ENUMERATED if depth == 1 else ALL)[part::PARTS] if dtype else ()
@@ -96,11 +95,11 @@ def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
 
 @lru_cache(maxsize=2**11)
 def calls_of_operator(name: str, world_size: int, dtype: str, strength: int) -> tuple[OperatorCase, ...]:
-    """Returns the enumerated calls of one operator on `world_size` ranks.
+    """Returns the enumerated calls of one operator.
 
-    If `strength` is 1, the calls have every value that occurs in some combination, such as each placement of each
-    operand. If it is 2, the calls have every pair of values that occurs in some combination. Forms from torch's list
-    have at most `MAX_CALLS` calls at strength 1.
+    At strength 1 the calls have every value that occurs in some combination, such as each placement of each operand. At
+    strength 2 they have every pair of such values. Forms from torch's list have at most `MAX_CALLS` calls at strength
+    1.
     """
     rows = [row for signature in forms_of(name) for row in _rows(name, signature, strength)]
     way = way_of(name)
@@ -112,8 +111,6 @@ def calls_of_operator(name: str, world_size: int, dtype: str, strength: int) -> 
 @cache
 def forms_of(name: str) -> Signatures:
     """Returns at most MAX_FORMS signatures of an operator.
-
-    A signature has the shapes of the operands and the arguments of one call.
 
     Each next signature is the signature with the most features (`_features`) that no earlier signature has. An operator
     that computes each element alone has signatures of one shape.
@@ -134,10 +131,7 @@ def forms_of(name: str) -> Signatures:
 
 
 def _features(signature: Signature) -> frozenset[object]:
-    """Returns the features by which signatures differ.
-
-    The features are the arguments, the operands' numbers of dims, and which operands are as large as the first operand.
-    """
+    """Returns the arguments, the numbers of dims, and which operands have the first operand's shape."""
     shapes = signature.shapes
     return frozenset((*signature.arguments, tuple(map(len, shapes)), tuple(shape == shapes[0] for shape in shapes)))
 
@@ -149,9 +143,8 @@ Row = tuple[Signature, tuple[str, ...], str, str]
 def _rows(name: str, signature: Signature, strength: int) -> Iterator[Row]:
     """Yields the combinations for one signature.
 
-    A combination has the signature, the placements of the operands and of the cotangents, and the mode of values. The
-    last combinations replicate all operands if the signature has one operand, if the operator is a convolution or in
-    `SLOW_IF_SHARDED`, or if no operand can be sharded or partial. No other combination does so.
+    The last combinations replicate all operands if the signature has one operand, if the operator is a convolution or
+    in `SLOW_IF_SHARDED`, or if no operand can be sharded or partial. No other combination does so.
     """
     numbers = range(len(signature.shapes))
     whole = ("replicate",) * len(numbers)
@@ -176,15 +169,11 @@ def _rows(name: str, signature: Signature, strength: int) -> Iterator[Row]:
 
 
 def _is_whole(texts: Sequence[str]) -> bool:
-    """True if the placements `texts` replicate every operand."""
     return set(texts) <= {"replicate"}
 
 
 def _spread(rows: Sequence[T], num: int) -> list[T]:
-    """Returns at most `num` of the `rows`, which are all combinations of the values of some axes.
-
-    Each value of an axis occurs about equally often among the returned rows.
-    """
+    """Returns at most `num` of all combinations of some axes' values. Each value occurs about equally often."""
     if len(rows) <= num:
         return list(rows)
     step = next(step for step in itertools.count(int(len(rows) * 0.618)) if math.gcd(step, len(rows)) == 1)
@@ -192,10 +181,7 @@ def _spread(rows: Sequence[T], num: int) -> list[T]:
 
 
 def _modes(operator: Operator) -> tuple[str, ...]:
-    """Returns the modes of values between which an operator's calls alternate.
-
-    Draws of real values show rounding, and draws of integers are judged by equality.
-    """
+    """Returns the modes between which calls alternate. Real values show rounding; integers must be equal."""
     return (EXACT_MODE,) if operator.is_exact else (REAL_MODE,) if operator.rounds else (EXACT_MODE, REAL_MODE)
 
 
@@ -207,10 +193,10 @@ def _placements(name: str, signature: Signature, number: int, strength: int) -> 
 
 
 def covering(name: str, rows: Sequence[Row], strength: int) -> list[Row]:
-    """Returns few of the rows, which together have each value, or at strength 2 each pair of values, of all `rows`.
+    """Returns few rows that together have each value, or at strength 2 each pair of values, of all `rows`.
 
-    A row is one combination of values. Each next row is the row with the most values, or pairs, that no earlier row
-    has. Rows with all operands replicated come last, so that a form is called with a shard or a partial sum first.
+    Each next row is the row with the most values, or pairs, that no earlier row has. Rows with all operands replicated
+    come last, so that a form is called with a shard or a partial sum first.
     """
     seen: set[tuple[object, ...]] = set()
     kept, left = [], [(row, frozenset(itertools.combinations(_values(name, row), strength))) for row in rows]
@@ -263,8 +249,7 @@ def _traits(signature: Signature, texts: tuple[str, ...]) -> list[tuple[object, 
 def _dims_by_letter(signature: Signature) -> dict[tuple[str, ...], tuple[str, ...]]:
     """Maps placements to a label, with one entry for each letter that several operands share.
 
-    The placements shard the dim with this letter in each operand that has the letter. The label is the letters of all
-    operands, followed by that letter.
+    The placements shard the dim with this letter in each operand that has the letter.
     """
     operands = signature.letters
     shared = sorted(letter for letter in set("".join(operands)) if sum(letter in dims for dims in operands) > 1)

@@ -49,7 +49,6 @@ _ops/_view_ops.py, redistribute_local_tensor in _redistribute.py, tp_convolution
 
 
 def operators(case: OperatorCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs one call of torch's operator on this rank. Returns the results and the gradients that the case requires."""
     return run_operator(case, mesh, given, call_torch)
 
 
@@ -58,10 +57,7 @@ def call_torch(case: OperatorCase, operands: tuple[DTensor, ...], arguments: Arg
 
 
 def run_operator(case: OperatorCase, mesh: DeviceMesh, given: Given, call: Call) -> Answers:
-    """Runs one call on this rank, forward by `call` and then backward. Returns its results and gradients by name.
-
-    If DTensor refuses the forward or the backward, returns the error's text instead of results or gradients.
-    """
+    """Runs one call forward and backward. If DTensor refuses, returns the error's text in place of tensors."""
     operands = tuple(operand_of(case, mesh, given, number) for number in range(len(case.operands)))
     try:
         results = call(case, operands, case.arguments)
@@ -83,11 +79,7 @@ def run_operator(case: OperatorCase, mesh: DeviceMesh, given: Given, call: Call)
 
 
 def told(error: Exception, mesh: DeviceMesh) -> Placed:
-    """Returns the text of DTensor's refusal as a tensor of bytes, which the harness compares between ranks.
-
-    Raises:
-        Exception: `error` itself, if it is not a refusal.
-    """
+    """Returns DTensor's refusal as a tensor of bytes, which the harness compares. Raises any other error again."""
     text = str(error)
     if not any(isinstance(error, kind) and words in text for kind, words in REFUSALS):
         raise error
@@ -97,7 +89,7 @@ def told(error: Exception, mesh: DeviceMesh) -> Placed:
 
 
 def operand_of(case: OperatorCase, mesh: DeviceMesh, given: Given, number: int) -> DTensor:
-    """Returns operand `number` as a leaf DTensor, made from this rank's local tensor without a collective."""
+    """Returns operand `number` as a leaf, made from this rank's local tensor without a collective."""
     name, layout = f"operand.{number}", case.operand_layout(number)
     local, placements = own_operand(given[name], layout), placements_of(layout)
     made = dtensor_of(local, mesh, placements, case.operands[number], is_contiguous=case.tensors[name].is_contiguous)
@@ -111,9 +103,7 @@ def cotangent_of(case: OperatorCase, mesh: DeviceMesh, given: Given, number: int
 
 
 def in_known_words(result: Any) -> DTensor | None:
-    """Returns the result unchanged if the harness can describe its placements.
-
-    If the harness cannot, returns the result after DTensor has replicated it.
+    """Replicates the result if the harness cannot describe its placements.
 
     The harness cannot describe two different reductions of one tensor, nor a placement for which `is_known` is False.
     """
@@ -128,10 +118,7 @@ def in_known_words(result: Any) -> DTensor | None:
 
 
 def is_known(placement: Placement, dtype: torch.dtype) -> bool:
-    """True if the harness can describe the placement.
-
-    The harness cannot describe strided shards, partial norms, partial masks, and bools that DTensor reduces by a sum.
-    """
+    """False for strided shards, partial norms, partial masks, and bools that DTensor reduces by a sum."""
     if placement.is_partial():
         return type(placement) is Partial and placement.reduce_op in REDUCE_OPS and dtype != torch.bool
     return placement.is_replicate() or type(placement) is Shard

@@ -134,11 +134,7 @@ def _draw_real(shape: Shape, domain: str, source: torch.Generator) -> torch.Tens
 
 
 def _parts_of(value: torch.Tensor, op: str, num: int, of: tuple[str, str], source: torch.Generator) -> torch.Tensor:
-    """Returns `num` terms of mixed sign that `op` reduces to `value`, in the shape (num, *value.shape).
-
-    Args:
-        of: The mode of the draw, and the content of the operand, such as 'positive'.
-    """
+    """Returns `num` terms of mixed sign that `op` reduces to `value`. `of` is the pair (mode, domain)."""
     if not op:
         return value.unsqueeze(0)
     (mode, domain), rest = of, (num - 1, *value.shape)

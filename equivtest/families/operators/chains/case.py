@@ -94,10 +94,7 @@ class ChainCase(OperatorCase):
 
     @property
     def plain(self) -> tuple[int, ...]:
-        """Returns the numbers of the operands that are plain tensors.
-
-        Within torch's context `implicit_replication` an operator takes plain tensors as replicated DTensors.
-        """
+        """Numbers of the operands that are plain tensors. In `implicit_replication` torch takes them as replicated."""
         if self.context != IMPLICIT:
             return ()
         first = {sources[0] for _, sources, _ in self.steps}
@@ -113,22 +110,17 @@ class ChainCase(OperatorCase):
 
 
 def unsharded_context(name: str) -> AbstractContextManager[Any]:
-    """Returns the context in which the oracle runs the unsharded chain."""
     if name == AUTOCAST:
         return torch.autocast("cpu", torch.bfloat16)
     return torch.no_grad() if name in (NO_GRAD, INFERENCE) else nullcontext()
 
 
 def placements_named(step: Step) -> tuple[Placement, ...]:
-    """Returns the placements in the step's argument `placements`, one per mesh axis."""
     return tuple(map(parse_placement, str(dict(step[2]).get("placements", "")).split()))
 
 
 def written(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """Copies x and multiplies a view of the copy in place. Returns the copy.
-
-    The view and the factor are those of the step.
-    """
+    """Copies x and multiplies a view of the copy in place. Returns the copy."""
     how: dict[str, Any] = dict(step[2])
     factor, copied = how.pop("factor"), x.mul(1)
     (copied.select if "index" in how else copied.transpose)(*how.values()).mul_(factor)
@@ -136,10 +128,7 @@ def written(step: Step, x: torch.Tensor) -> torch.Tensor:
 
 
 def weight_of(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """Returns the weight of a step that calls a module (MODULE), with one element per element of x's last dim.
-
-    Each element is the step's factor. The signs of the elements alternate.
-    """
+    """Returns one element per element of x's last dim: the step's factor with alternating signs."""
     signs = 1 - 2 * (torch.arange(x.shape[-1], device="cpu") % 2)
     return (signs * factor_of(step)).to(x.dtype)
 
@@ -151,10 +140,6 @@ def factor_of(step: Step) -> float:
 
 
 def _unsharded(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """Returns the result of a step on the whole tensor x.
-
-    The step is one of `SPECIALS`, which are not operators.
-    """
     if step[0] == MODULE:
         return x * weight_of(step, x)
     if step[0] == LOCAL_MAP:
@@ -163,10 +148,7 @@ def _unsharded(step: Step, x: torch.Tensor) -> torch.Tensor:
 
 
 def run_chain(steps: Sequence[Step], operands: Sequence[Any], special: Special) -> tuple[Any, ...]:
-    """Runs the steps and returns the first result of each step.
-
-    A step takes operands and results of earlier steps. `special` runs the steps of `SPECIALS`, which are not operators.
-    """
+    """Returns the first result of each step. `special` runs the steps of `SPECIALS`, which are not operators."""
     held: dict[str, Any] = {f"x{number}": operand for number, operand in enumerate(operands)}
     for number, step in enumerate(steps):
         name, sources, arguments = step
@@ -180,8 +162,6 @@ def results_of_chain(
     steps: tuple[Step, ...], shapes: tuple[Shape, ...], dtypes: tuple[str, ...], context: str = ""
 ) -> tuple[Result, ...]:
     """Describes the first result of each step of the unsharded chain.
-
-    A description has the shape, the dtype, and the operands for which the result has a gradient.
 
     Raises:
         RuntimeError, IndexError, ValueError, TypeError: an operator does not accept its inputs.

@@ -69,10 +69,7 @@ class _Chain:
         return given | {f"x{number}": shape for number, shape in enumerate(self.operands)}
 
     def with_step(self, step: Step, operands: list[Shape], dtypes: list[str]) -> bool:
-        """Appends the step and its new operands if the chain stays valid.
-
-        Returns True if the step was appended.
-        """
+        """Appends the step and its new operands, and returns True, if the chain stays valid."""
         shapes, named = [*self.operands, *operands], [*self.dtypes, *dtypes]
         try:
             known = tuple(each or self.dtype for each in named)
@@ -89,7 +86,6 @@ class _Chain:
 
 @st.composite
 def chain_cases(draw: DrawFn, space: Space) -> ChainCase:
-    """Draws chains of two to five steps, in float32 or float64 if the space has one of these dtypes."""
     world_size = pick(draw, "world_size", space.world_sizes)
     dtypes = tuple(each for each in space.dtypes if each in REAL_DTYPES) or space.dtypes
     dtype = pick(draw, "dtype", dtypes)
@@ -134,7 +130,7 @@ def chain_cases(draw: DrawFn, space: Space) -> ChainCase:
 
 
 def _whole_behind_the_first(chain: _Chain, placements: tuple[Placements, ...]) -> tuple[Placements, ...]:
-    """Returns the operands' placements. Operands that no step takes as its first input become replicated."""
+    """Replicates the operands that no step takes as its first input."""
     first = {sources[0] for _, sources, _ in chain.steps}
     return tuple(
         texts if f"x{number}" in first else ("replicate",) * len(texts) for number, texts in enumerate(placements)
@@ -142,7 +138,7 @@ def _whole_behind_the_first(chain: _Chain, placements: tuple[Placements, ...]) -
 
 
 def _fitting(context: str, dtype: str, mesh: Shape) -> str:
-    """Returns the context's name. Returns '' if the context has no effect with this dtype and mesh."""
+    """Returns the context's name, or '' if the context has no effect with this dtype and mesh."""
     is_idle = (context == FLATTENED and not mesh) or (context == AUTOCAST and dtype != "float32")
     return "" if is_idle else context
 
@@ -181,10 +177,7 @@ def _draw_step(draw: DrawFn, chain: _Chain, number: int, mesh: Shape) -> None:
 
 
 def _is_sound(name: str, signature: Signature) -> bool:
-    """False if the finding 40, 51 or 52 is about the call.
-
-    Such a call counts a dim from the end. True for any other call.
-    """
+    """False if the call counts a dim from the end, and finding 40, 51 or 52 is about the call."""
     dim = dict(signature.arguments).get("dim")
     return name not in ("select", "narrow", "cumsum") or (isinstance(dim, int) and dim >= 0)
 
@@ -207,7 +200,6 @@ def _special(draw: DrawFn, number: int, name: str, shape: Shape, mesh: Shape) ->
 
 
 def _is_even(text: str, shape: Shape, num_ranks: int) -> bool:
-    """True if the placement shards its dim evenly among the ranks, or shards no dim."""
     placement = parse_placement(text)
     return not isinstance(placement, Shard) or shape[placement.dim] % num_ranks == 0
 
@@ -218,10 +210,7 @@ def _pick_placements(draw: DrawFn, name: str, shape: Shape, num_axes: int) -> tu
 
 
 def _without_nested(placements: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the placements, with 'replicate' on the second mesh axis if both axes shard the same dim.
-
-    findings/55 is about such shards.
-    """
+    """Replicates on the second axis if both axes shard the same dim: findings/55 is about such shards."""
     is_nested = len(placements) == 2 and placements[0] == placements[1] and placements[0].startswith("shard")
     return (placements[0], "replicate") if is_nested else placements
 

@@ -50,19 +50,13 @@ def wrapped_implicitly(x: DTensor) -> torch.Tensor:
 
 
 def chains(case: ChainCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs the chain on this rank. Returns the first result of each step, and the gradients that the case requires."""
     return run_steps(case, mesh, given, special)
 
 
 def run_steps(
     case: ChainCase, mesh: DeviceMesh, given: Given, other: Special, wrap: Wrap = wrapped_implicitly
 ) -> Answers:
-    """Runs the chain on this rank, forward and backward, and returns its answers.
-
-    Args:
-        other: Function that runs a step of `SPECIALS`, which is not an operator, on a DTensor.
-        wrap: Function that makes a plain tensor from each operand whose number is in `case.plain`.
-    """
+    """Runs the chain forward and backward. `other` runs the steps of `SPECIALS`, `wrap` makes operands plain."""
 
     def call(case: ChainCase, operands: tuple[DTensor, ...], arguments: Arguments) -> tuple[Any, ...]:
         mixed = [wrap(each) if number in case.plain else each for number, each in enumerate(operands)]
@@ -76,7 +70,6 @@ def run_steps(
 
 
 def forward_context(name: str) -> AbstractContextManager[Any]:
-    """Returns the torch context in which only the forward runs."""
     if name == AUTOCAST:
         return torch.autocast("cpu", torch.bfloat16)
     if name == INFERENCE:
@@ -86,10 +79,7 @@ def forward_context(name: str) -> AbstractContextManager[Any]:
 
 @contextmanager
 def whole_context(name: str) -> Iterator[None]:
-    """Enters a torch context for forward and backward.
-
-    The context does not see an error that the block raises: see findings/77.
-    """
+    """Enters a torch context for forward and backward. It does not see an error of the block: see findings/77."""
     context = {IMPLICIT: implicit_replication, LOSS_PARALLEL: loss_parallel}.get(name, nullcontext)()
     context.__enter__()
     try:
@@ -99,10 +89,7 @@ def whole_context(name: str) -> Iterator[None]:
 
 
 def special(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """Returns the result of a step on the DTensor x.
-
-    The step is one of `SPECIALS`, which are not operators.
-    """
+    """Runs a step of `SPECIALS`, which are not operators, on the DTensor x."""
     assert isinstance(x, DTensor)
     name = step[0]
     if name == REDISTRIBUTE:
@@ -117,10 +104,7 @@ def special(step: Step, x: torch.Tensor) -> torch.Tensor:
 
 
 def mapped(step: Step, x: DTensor, gradient: tuple[Placement, ...] | None = None) -> torch.Tensor:
-    """Returns x times the step's factor, by `local_map`.
-
-    `local_map` redistributes x to the step's placements, and then multiplies each rank's local tensor.
-    """
+    """Multiplies x by the step's factor in `local_map`, which first redistributes x to the step's placements."""
     factor, placements = factor_of(step), tuple(placements_of(Layout(placements_named(step))))
     call = local_map(
         lambda local: local * factor,
@@ -134,8 +118,6 @@ def mapped(step: Step, x: DTensor, gradient: tuple[Placement, ...] | None = None
 
 
 class Weighted(nn.Module):
-    """Multiplies x by a weight, elementwise along its last dim."""
-
     def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
@@ -145,7 +127,7 @@ class Weighted(nn.Module):
 
 
 def multiplied(step: Step, x: DTensor, divide: Divide = distribute_tensor) -> torch.Tensor:
-    """Returns x times the step's weight. A module that `distribute_module` makes parallel multiplies x.
+    """Multiplies x by the step's weight, in a module that `distribute_module` makes parallel.
 
     The module shards its weight, redistributes its input to the step's placements, and replicates its output.
     """
