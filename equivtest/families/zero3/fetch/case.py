@@ -59,11 +59,9 @@ class FetchCase(Case):
 
     @property
     def num_parameters(self) -> int:
-        """Returns the number of parameters that are fetched together."""
         return len(self.parameters)
 
     def padded_numel(self, shape: Shape) -> int:
-        """Returns the number of elements of a parameter of this shape, padded to a multiple of the world size."""
         return -(-math.prod(shape) // self.world_size) * self.world_size
 
     def describe_tensors(self) -> dict[str, CaseTensor]:

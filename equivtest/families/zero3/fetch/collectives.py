@@ -1,8 +1,4 @@
-"""States the documented collectives of one fetch.
-
-Letters: s_i is the number of elements in one rank's partition of parameter i. A_i is the number of elements in all
-ranks' partitions of parameter i together. Both include padding.
-"""
+"""States the documented collectives of one fetch."""
 
 from __future__ import annotations
 
@@ -14,12 +10,10 @@ from equivtest.tensors import DTYPES
 
 @expected_collectives.register
 def fetch_collectives(case: FetchCase, rank: int) -> Collectives:
-    """Returns one all_gather or one all_reduce, as the case's `collective` says.
+    """Returns one all_gather of the rank's partitions, or one all_reduce of a buffer for all ranks' partitions.
 
-    Returns () if there are no elements.
-
-    The operand of an all_gather is the rank's partitions of all parameters. The operand of an all_reduce is a buffer
-    with room for all ranks' partitions, padding included.
+    The partitions of all parameters are in one operand, padding included. If there are no elements, there is no
+    collective.
 
     Source: DeepSpeed PR 5420; deepspeed/runtime/zero/partition_parameters.py (0.19.8), _all_gather_dtype and
     _allgather_params_coalesced: one collective for all parameters.

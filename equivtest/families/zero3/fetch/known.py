@@ -10,12 +10,10 @@ if TYPE_CHECKING:
 
 
 def smallest_numel(case: FetchCase) -> int:
-    """Returns the number of elements of the smallest parameter."""
     return min(math.prod(shape) for shape in case.parameters)
 
 
 def fewest_dims(case: FetchCase) -> int:
-    """Returns the number of dims of the parameter with the fewest dims."""
     return min(len(shape) for shape in case.parameters)
 
 

@@ -13,12 +13,11 @@ from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor
 
 @expect.register
 def expect_fetch(case: FetchCase, index: int) -> Expected:
-    """Returns the answers `param.i`, the fetched parameter i, and `partition.i`, this rank's part of it.
+    """Returns `param.i`, the fetched parameter i, and `partition.i`, this rank's part of it, equal to the last bit.
 
-    The global value of both answers is parameter i, equal to the last bit. The field `bits` has these bits, because in
-    float64 a NaN may lose its payload. The case says whether `param.i` requires a gradient. `partition.i` may require a
-    gradient or not. If the documented collective is not all_gather, a fetch may add zeros, and a backend may flush
-    subnormals when it adds. Then `param.i` may have zeros instead of subnormals.
+    `bits` has the exact bits, because in float64 a NaN may lose its payload. If the documented collective is not
+    all_gather, a fetch may add zeros, and a backend may flush subnormals when it adds. Then `param.i` may have zeros
+    instead of subnormals.
     """
     given = draw(case, index)
     flags = case.given_flags()

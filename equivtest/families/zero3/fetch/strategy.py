@@ -34,11 +34,7 @@ MISFITS_OF_FETCH = ("dtype", "in_flight")
 
 @Cases
 def fetch_cases(draw: Draw, space: Space, *, collective: str = "") -> FetchCase:
-    """Draws cases of one to five parameters, fetched together.
-
-    Collectives are recorded only in cases that name the documented `collective`. Shrinks to one draw of dense values
-    for one parameter of one element.
-    """
+    """Shrinks to one draw of dense values for one parameter of one element."""
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     num_parameters = pick(draw, "num_parameters", NUM_PARAMETERS)
@@ -58,7 +54,7 @@ def fetch_cases(draw: Draw, space: Space, *, collective: str = "") -> FetchCase:
 
 @Cases
 def refused_fetch_cases(draw: Draw, space: Space) -> RefusedFetchCase:
-    """Draws cases whose parameters cannot be fetched together. Every parameter has elements."""
+    """Draws parameters that cannot be fetched together. Each has elements."""
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     misfit = pick(draw, "misfit", MISFITS_OF_FETCH)
@@ -75,7 +71,7 @@ def refused_fetch_cases(draw: Draw, space: Space) -> RefusedFetchCase:
 
 
 def pick_parameter(draw: Draw, name: str, world_size: int) -> tuple[Shape, bool]:
-    """Draws a parameter's shape, and whether the parameter requires a gradient. One shape in sixteen has no elements.
+    """Draws a shape, and whether the parameter requires a gradient. One shape in sixteen has no elements.
 
     The draws of one parameter follow each other, so that shrinking can drop a parameter. A covering array covers the
     first parameter only.
@@ -88,10 +84,7 @@ def pick_parameter(draw: Draw, name: str, world_size: int) -> tuple[Shape, bool]
 
 
 def _without_padding(shape: Shape, world_size: int) -> Shape:
-    """Returns the shape of a parameter that needs no padding.
-
-    If its number of elements is no multiple of the world size, its first dim is made longer.
-    """
+    """Returns the shape, with a longer first dim if the number of elements is no multiple of the world size."""
     if math.prod(shape) % world_size == 0:
         return shape
     return (shape[0] * world_size, *shape[1:]) if shape else (world_size,)

@@ -76,7 +76,6 @@ class Fetch:
     finish: Callable[[], None]
 
     def wait(self) -> None:
-        """Waits until every parameter is whole and AVAILABLE."""
         if self.work is not None:
             self.work.wait()
         self.finish()
@@ -85,10 +84,7 @@ class Fetch:
 
 
 def partition(parameter: torch.Tensor, mesh: DeviceMesh, *, padding: float) -> PartitionedParameter:
-    """Returns this rank's partition of a whole parameter of any shape.
-
-    The parameter is flattened and filled up at its end with `padding`, so that all partitions have equal size.
-    """
+    """Returns this rank's partition. `padding` fills up the flattened parameter, so that partitions are equal."""
     size = -(-parameter.numel() // mesh.size())
     start = min(mesh.get_local_rank() * size, parameter.numel())
     stop = min(start + size, parameter.numel())
@@ -98,13 +94,13 @@ def partition(parameter: torch.Tensor, mesh: DeviceMesh, *, padding: float) -> P
 
 
 def release(parameters: Sequence[PartitionedParameter]) -> None:
-    """Drops the whole parameters. The partitions stay."""
+    """Drops the whole parameters, but not the partitions."""
     for parameter in parameters:
         parameter.whole, parameter.status = None, Status.NOT_AVAILABLE
 
 
 def launch(parameters: Sequence[PartitionedParameter]) -> None:
-    """Marks the parameters IN_FLIGHT, the status while a fetch runs.
+    """Marks the parameters IN_FLIGHT.
 
     Raises:
         StatusError: a parameter is not NOT_AVAILABLE, or is listed twice.
@@ -134,10 +130,7 @@ def launching(parameters: Sequence[PartitionedParameter]) -> Iterator[None]:
 
 
 def fetch_by_all_gather(parameters: Sequence[PartitionedParameter], mesh: DeviceMesh) -> Fetch:
-    """Starts one all_gather of all partitions, and returns the running fetch.
-
-    `Fetch.wait` copies the whole parameters from the gathered buffer.
-    """
+    """Starts one all_gather of all partitions. `Fetch.wait` copies the whole parameters from the gathered buffer."""
     with launching(parameters):
         own = torch.cat([parameter.partition for parameter in parameters])
         gathered = own.new_empty((mesh.size(), own.numel()))  # (rank, its partitions one after the other)
@@ -157,10 +150,7 @@ def fetch_by_all_gather(parameters: Sequence[PartitionedParameter], mesh: Device
 
 
 def zeros(like: torch.Tensor, numel: int) -> torch.Tensor:
-    """Returns a flat buffer of `numel` zeros, of the dtype and on the device of `like`.
-
-    In an all_reduce this rank then adds nothing to the elements of other ranks' partitions.
-    """
+    """Returns a flat buffer of zeros: an all_reduce adds zeros to the elements of other ranks' partitions."""
     return like.new_zeros((numel,))
 
 
@@ -169,13 +159,9 @@ def fetch_by_all_reduce(
     mesh: DeviceMesh,
     make_buffer: Callable[[torch.Tensor, int], torch.Tensor] = zeros,
 ) -> Fetch:
-    """Starts one all_reduce of one flat buffer, and returns the running fetch.
+    """Starts one all_reduce of one flat buffer. The whole parameters are views of the buffer from the start.
 
-    The whole parameters are views of the buffer from the start.
-
-    Args:
-        make_buffer: Function (partition, number of elements) that returns a flat buffer of that many elements. The
-            buffer has the partition's dtype and device.
+    `make_buffer` gets a partition, whose dtype and device the buffer has, and the buffer's number of elements.
     """
     padded = [parameter.partition.numel() * mesh.size() for parameter in parameters]
     with launching(parameters):
@@ -196,10 +182,6 @@ Fetcher = Callable[[Sequence[PartitionedParameter], DeviceMesh], Fetch]
 def run_fetch(
     case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor], fetch: Fetcher
 ) -> dict[str, Placed]:
-    """Partitions the parameters in `given` and fetches all of them by `fetch`.
-
-    Returns the partitions and the whole parameters, by name.
-    """
     wholes = [given[name] for name in case.given_names()]
     parameters = [partition(whole, mesh, padding=padding_value(case, whole.dtype)) for whole in wholes]
     fetching = fetch(parameters, mesh)
@@ -217,21 +199,13 @@ def run_fetch(
 
 
 def padding_value(case: FetchCase, dtype: torch.dtype) -> float:
-    """Returns the fill value of padding, which stands for uninitialised memory: NaN or a large number."""
+    """Returns the fill value of padding, which stands for uninitialised memory."""
     return float("nan") if case.padding == "nan" else torch.finfo(dtype).max / 4
 
 
 def zero3_fetch_all_gather(case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]) -> dict[str, Placed]:
-    """Partitions parameters as ZeRO-3 does and fetches them by one all_gather.
-
-    Returns the partitions and the whole parameters, by name.
-    """
     return run_fetch(case, mesh, given, fetch_by_all_gather)
 
 
 def zero3_fetch_all_reduce(case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]) -> dict[str, Placed]:
-    """Partitions parameters as ZeRO-3 does and fetches them by one all_reduce of a flat buffer.
-
-    Returns the partitions and the whole parameters, by name.
-    """
     return run_fetch(case, mesh, given, fetch_by_all_reduce)

@@ -52,7 +52,6 @@ def draw_fetch(case: FetchCase, index: int) -> dict[str, torch.Tensor]:
 
 @draw.register
 def draw_refused_fetch(case: RefusedFetchCase, index: int) -> dict[str, torch.Tensor]:
-    """Returns the tensors of a valid case. For the misfit 'dtype', the last parameter has another dtype."""
     given = draw_fetch(case, index)
     if case.misfit == "dtype":
         last = case.given_names()[-1]

@@ -55,19 +55,13 @@ MEMORY = ("partitions", "wholes", "gradients", "saved", "others")
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation, with its verb and the parameters that the operation names, in order."""
-
     verb: str
     parameters: tuple[int, ...] = ()
 
 
 @functools.lru_cache(maxsize=2**10)
 def parse_operation(text: str) -> Operation:
-    """Returns the verb and the parameters of an operation that is written as, for example, 'fetch 0 1'.
-
-    Raises:
-        Misuse: the verb is unknown, a parameter's name is not a number, or a verb that takes no parameters has one.
-    """
+    """Parses, for example, 'fetch 0 1'. Raises Misuse if the verb is unknown or does not take these parameters."""
     verb, *names = text.split(" ")
     require(verb in VERBS, f"an operation must be one of {', '.join(VERBS)}, got {text!r}")
     require(
@@ -135,19 +129,16 @@ class LifecycleCase(Case):
 
     @property
     def num_parameters(self) -> int:
-        """Returns the number of parameters."""
         return len(self.parameters)
 
     def sequence(self) -> list[Operation]:
-        """Returns the operations, parsed."""
         return [parse_operation(text) for text in self.operations]
 
     @property
     def leaves_gradients(self) -> bool:
-        """True if some use gives a parameter a gradient.
+        """True if some use names only whole parameters, and one of them requires a gradient.
 
-        Such a use names only whole parameters, and one of them requires a gradient. Until the first such use no
-        parameter has a gradient, so that no earlier step is refused.
+        Until the first such use no parameter has a gradient, so that no earlier step is refused.
         """
         away, in_flight, whole = set(range(self.num_parameters)), set[int](), set[int]()
         for operation in self.sequence():
@@ -164,25 +155,19 @@ class LifecycleCase(Case):
         return False
 
     def _can_be_fetched(self, operation: Operation) -> bool:
-        """True if the operation names each parameter at most once, and all named parameters have one dtype."""
         named = operation.parameters
         return len(set(named)) == len(named) and len({self.dtype_of(index) for index in named}) == 1
 
     def dtype_of(self, index: int) -> str:
-        """Returns the name of a parameter's dtype."""
         if not self.mixed_dtypes or index % 2 == 0:
             return self.dtype
         return "float32" if self.dtype == "float64" else "float64"
 
     def padded_numel(self, index: int) -> int:
-        """Returns the number of elements of a parameter, padded to a multiple of the world size."""
         return -(-math.prod(self.parameters[index]) // self.world_size) * self.world_size
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes all inputs, and all answers that some sequence of operations may have.
-
-        The oracle computes which of the answers exist.
-        """
+        """Describes all inputs, and all answers that may exist. The oracle computes which answers exist."""
         given = {
             f"param.{index}": CaseTensor(shape, replicated(), needs_grad=self.requires_grad[index])
             for index, shape in enumerate(self.parameters)

@@ -59,17 +59,17 @@ class Course:
         self.used: set[int] = set()
 
     def candidates(self, verb: str) -> list[int]:
-        """Returns the parameters that an operation with this verb may name now."""
+        """Returns the parameters that `verb` may name now."""
         away = [index for index in self.everything if index not in self.available | self.in_flight]
         if verb == "load":
             return [index for index in away if index in self.saved]
         return away if verb in FETCHES else sorted(self.available)
 
     def lead(self, verb: str, how: str) -> str:
-        """Returns `verb` if it is possible now, and the verb of an operation that makes `verb` possible if it is not.
+        """Returns `verb` if it is possible now, otherwise a verb that leads to it.
 
-        If `how` is 'after a change' and no saved parameter has changed since it was saved, returns 'update', or the
-        verb that makes an update possible.
+        If `how` is 'after a change' and no saved parameter has changed since its save, returns 'update', or a verb that
+        leads to it.
         """
         if how == "after a change" and self.saved and not self.changed:
             verb = "update"
@@ -78,10 +78,7 @@ class Course:
         return verb
 
     def _before(self, verb: str) -> str:
-        """Returns the verb that has to come before `verb`.
-
-        Returns '' if `verb` is possible now, or if no other verb makes it possible.
-        """
+        """Returns the verb that must come before `verb`, or '' if `verb` is possible or no verb makes it so."""
         if verb == "step":
             return "use" if not self.used else "release" if self.used & self.available else ""
         if verb == "load" and not self.saved:
@@ -93,10 +90,7 @@ class Course:
         return "wait" if self.in_flight else "fetch"
 
     def follow(self, verb: str, named: tuple[int, ...]) -> None:
-        """Changes the tracked state in the way in which the operation changes the real parameters.
-
-        A refused operation changes nothing.
-        """
+        """Tracks the effect of an operation on the real parameters. A refused operation changes nothing."""
         if verb == "wait":
             self.available, self.in_flight = self.available | self.in_flight, set()
         elif verb == "step":
@@ -122,10 +116,7 @@ class Course:
 
 @Cases
 def lifecycle_cases(draw: Draw, space: Space, *, collective: str) -> LifecycleCase:
-    """Draws cases of one to three parameters and up to MAX_OPERATIONS operations, which fetch by `collective`.
-
-    Shrinks to one fetch of one parameter of one element.
-    """
+    """Shrinks to one fetch of one parameter of one element."""
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     num_parameters = pick(draw, "num_parameters", NUM_PARAMETERS)
@@ -148,10 +139,7 @@ def lifecycle_cases(draw: Draw, space: Space, *, collective: str) -> LifecycleCa
 
 
 def _pick_operations(draw: Draw, course: Course) -> tuple[str, ...]:
-    """Draws operations, as texts such as 'fetch 0 1'.
-
-    A bool is drawn before each further operation, so that shrinking can drop an operation.
-    """
+    """Draws a bool before each further operation, so that shrinking can drop an operation."""
     operations = [_pick_operation(draw, "operation 0", course)]
     for number in range(1, MAX_OPERATIONS + 1):
         if not pick(draw, f"operation {number}?", MORE if number < MAX_OPERATIONS else NO_MORE, free):

@@ -26,7 +26,7 @@ LARGEST_QUOTIENT = 99
 
 @draw.register
 def draw_lifecycle(case: LifecycleCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws the global tensors that the operations and parameters of a case need: see `LifecycleCase`.
+    """Draws the global tensors of all operations and parameters.
 
     Modes:
         dense: Parameters and their new values are odd integers of random sign.
@@ -57,10 +57,7 @@ def draw_lifecycle(case: LifecycleCase, index: int) -> dict[str, torch.Tensor]:
 
 
 def budget(world_size: int, significand_bits: int) -> tuple[int, int, int]:
-    """Returns (number of ranks with nonzero cotangents, g, b), the largest numbers with which no operation rounds.
-
-    g is the largest cotangent divided by the world size, and b is the largest magnitude of a parameter. Both are odd.
-    """
+    """Returns (m, g, b), the largest numbers with which no operation rounds. g and b are odd."""
     largest = 2**significand_bits
     contributing = min(world_size, largest // world_size, largest * 3 // 4 // MAX_OPERATIONS)
     quotient = min(LARGEST_QUOTIENT, largest // world_size // contributing)

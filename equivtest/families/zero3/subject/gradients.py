@@ -15,7 +15,7 @@ reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sca
 
 
 class Gradients:
-    """Holds this rank's partitions of gradients, by parameter name. Each is a tensor of one dim, padding included."""
+    """This rank's partitions of gradients, by parameter name. Each is a tensor of one dim, padding included."""
 
     def __init__(self, mesh: DeviceMesh, *, padding: float) -> None:
         self.mesh, self.padding = mesh, padding
@@ -28,10 +28,7 @@ class Gradients:
         self.partitions[name] = own if before is None else before + own
 
     def average(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Returns this rank's partition of the average of all ranks' gradients.
-
-        A gradient without elements takes no collective.
-        """
+        """Returns this rank's partition of the ranks' average. A gradient without elements takes no collective."""
         size = -(-gradient.numel() // self.mesh.size())
         padded = gradient.new_full((size * self.mesh.size(),), self.padding)
         padded[: gradient.numel()] = gradient.reshape(-1)
@@ -41,5 +38,4 @@ class Gradients:
         return own.div_(self.mesh.size())
 
     def clear(self) -> None:
-        """Deletes all gradients."""
         self.partitions.clear()

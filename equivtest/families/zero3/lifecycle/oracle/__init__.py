@@ -16,11 +16,6 @@ COMPUTED = "equal: integers times a power of two"
 
 @expect.register
 def expect_lifecycle(case: LifecycleCase, index: int) -> Expected:
-    """Returns the expected state after each operation.
-
-    Raises:
-        InexactData: the drawn values break the conditions of exactness.
-    """
     layouts, tensors = case.layouts(), {}
     for moment in moments(case, index):
         for name, (value, dtype) in _values(case, moment).items():
@@ -30,7 +25,7 @@ def expect_lifecycle(case: LifecycleCase, index: int) -> Expected:
 
 
 def _values(case: LifecycleCase, moment: Moment) -> dict[str, tuple[torch.Tensor, str]]:
-    """Returns (value in float64, dtype name) of every answer that exists after one operation, by name."""
+    """Returns (value in float64, dtype name) of every answer that exists after one operation."""
     here, parameters = f"after{moment.number}", moment.parameters.values()
     told = {
         f"{here}.refusal": REFUSALS.index(moment.refusal),
@@ -53,8 +48,5 @@ def _values(case: LifecycleCase, moment: Moment) -> dict[str, tuple[torch.Tensor
 
 
 def _flag(case: LifecycleCase, name: str) -> bool | None:
-    """Returns the requires_grad of the answer `name` if it is a whole parameter.
-
-    Returns None for any other answer, whose requires_grad does not matter.
-    """
+    """Returns the requires_grad of a whole parameter. It does not matter for any other answer."""
     return case.requires_grad[int(name.rpartition(".")[2])] if ".param." in name else None

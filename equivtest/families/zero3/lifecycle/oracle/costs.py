@@ -32,7 +32,7 @@ from equivtest.tensors import DTYPES
 
 @expected_collectives.register
 def lifecycle_collectives(case: LifecycleCase, rank: int) -> Collectives:
-    """Returns the collectives of the whole sequence of operations. No collective runs in a backward."""
+    """Returns the collectives of all operations. No collective runs in a backward."""
     calls: list[Collective] = []
     for moment in moments(case, 0):
         if moment.refusal == "none":
@@ -52,12 +52,11 @@ def _calls_of(case: LifecycleCase, moment: Moment) -> list[Collective]:
 
 
 def padded_bytes(case: LifecycleCase, index: int) -> int:
-    """Returns the number of bytes of parameter `index`, padding included."""
     return case.padded_numel(index) * DTYPES[case.dtype_of(index)].itemsize
 
 
 def memory_after(case: LifecycleCase, moment: Moment) -> list[int]:
-    """Returns the numbers of bytes that each rank has after the operation, one for each kind of memory in MEMORY."""
+    """Returns the bytes that each rank has after the operation, for each kind of memory in MEMORY."""
     padded = {index: padded_bytes(case, index) for index in moment.parameters}
     parameters = moment.parameters.items()
     held = {

@@ -62,10 +62,7 @@ class Model:
         self.parameters = {index: Parameter(self.given[f"param.{index}"].double()) for index in numbers}
 
     def run(self, number: int, operation: Operation) -> str:
-        """Applies operation number `number`.
-
-        Returns the reason of the refusal, one of REFUSALS. Returns 'none' if the operation is not refused.
-        """
+        """Applies operation number `number`. Returns the reason of a refusal, one of REFUSALS."""
         self.outputs = {}
         refusal = self.refusal(operation)
         if refusal == "none":
@@ -77,10 +74,7 @@ class Model:
         return refusal
 
     def refusal(self, operation: Operation) -> str:
-        """Returns the first reason to refuse the operation, in the order of REFUSALS.
-
-        Returns 'none' if there is no reason.
-        """
+        """Returns the first reason to refuse the operation, in the order of REFUSALS."""
         verb, named = operation.verb, [self.parameters[index] for index in operation.parameters]
         if verb == "step":
             trained = [parameter for parameter in self.parameters.values() if parameter.gradient is not None]
@@ -145,8 +139,6 @@ class Model:
 
 @dataclass(frozen=True)
 class Moment:
-    """The state of all parameters after one operation."""
-
     number: int
     operation: Operation
     refusal: str
@@ -155,7 +147,6 @@ class Moment:
 
 
 def moments(case: LifecycleCase, index: int) -> Iterator[Moment]:
-    """Yields the state after each operation, for draw `index` of values."""
     model = Model(case, draw(case, index))
     for number, operation in enumerate(case.sequence()):
         refusal = model.run(number, operation)

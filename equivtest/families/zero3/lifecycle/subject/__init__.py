@@ -37,18 +37,10 @@ COUNTED = (Status.NOT_AVAILABLE, Status.IN_FLIGHT, Status.AVAILABLE)
 
 
 def zero3_lifecycle_all_gather(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs the operations on ZeRO-3's parameters, and returns the state after each one, by name.
-
-    Each fetch is one all_gather.
-    """
     return Life(case, mesh, given, fetch_by_all_gather).answers()
 
 
 def zero3_lifecycle_all_reduce(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs the operations on ZeRO-3's parameters, and returns the state after each one, by name.
-
-    Each fetch is one all_reduce of a flat buffer.
-    """
     return Life(case, mesh, given, fetch_by_all_reduce).answers()
 
 
@@ -62,7 +54,7 @@ class NoMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Life:
-    """Runs a case on this rank. Applies each operation to a `Store` of parameters, and returns the state after it.
+    """Applies each operation of a case to a `Store` of parameters on this rank, and returns the state after each.
 
     Each rank lists the parameters of an operation in an order that differs between ranks, and waits for their fetches
     in that order.
@@ -79,7 +71,6 @@ class Life:
             self.store = store_class(wholes, mesh, fetcher, padding=padding_of(case))
 
     def answers(self) -> Answers:
-        """Runs all operations and returns the state after each one, by name."""
         layouts, answers = self.case.layouts(), {}
         for number, operation in enumerate(self.case.sequence()):
             refusal = self.attempt(number, operation)
@@ -89,10 +80,7 @@ class Life:
         return answers
 
     def attempt(self, number: int, operation: Operation) -> str:
-        """Runs operation number `number`.
-
-        Returns the reason if the operation is refused, and 'none' if it is not.
-        """
+        """Runs an operation. Returns the reason of its refusal, one of REFUSALS."""
         self.outputs = {}
         try:
             with self.meter or nullcontext():
@@ -102,7 +90,6 @@ class Life:
         return "none"
 
     def perform(self, number: int, operation: Operation) -> None:
-        """Runs an operation, or raises the error by which it is refused."""
         named = self.in_own_order(operation.parameters)
         match operation.verb:
             case "wait":
@@ -120,18 +107,17 @@ class Life:
                 getattr(self.store, verb)(named)
 
     def wait(self) -> None:
-        """Waits until nothing is in flight."""
         flying = tuple(index for index, parameter in self.parameters() if parameter.status is Status.IN_FLIGHT)
         for index in self.in_own_order(flying):
             self.store.wait(index)
 
     def in_own_order(self, indices: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the numbers rotated, so that each rank begins with a different number."""
+        """Rotates the numbers, so that each rank begins with a different number."""
         start = self.rank % max(len(indices), 1)
         return indices[start:] + indices[:start]
 
     def rows(self, number: int, kind: str, indices: Sequence[int]) -> dict[int, torch.Tensor]:
-        """Returns this rank's slices of the tensors `kind`, 'x' or 'cotangent', of one operation, by parameter."""
+        """This rank's slices of the tensors `kind`, 'x' or 'cotangent', of one operation, by parameter."""
         return {index: self.given[f"op{number}.{kind}.{index}"][0] for index in indices}
 
     def look(self, number: int, refusal: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -154,7 +140,7 @@ class Life:
             yield f"memory.{here}", self.memory(self.meter)
 
     def memory(self, meter: Meter) -> torch.Tensor:
-        """Returns an int64 tensor with the number of bytes in use, for each kind of memory in MEMORY.
+        """Returns the bytes in use, for each kind of memory in MEMORY.
 
         Outputs do not count, because they belong to the caller. A fetch in flight may use memory besides the whole
         parameters.
@@ -172,7 +158,6 @@ class Life:
         return torch.tensor([sizes[kind] for kind in MEMORY])
 
     def parameters(self) -> Iterator[tuple[int, PartitionedParameter]]:
-        """Yields pairs (number, parameter)."""
         return enumerate(self.store.parameters)
 
 

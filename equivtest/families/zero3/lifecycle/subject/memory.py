@@ -40,12 +40,12 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return given
 
     def alive(self) -> dict[int, int]:
-        """Maps the address of every recorded storage that is still alive to its number of bytes."""
+        """Maps the address of each recorded storage that is still alive to its number of bytes."""
         found = ((address, storage()) for address, storage in self._seen.items())
         return {address: storage.nbytes() for address, storage in found if storage is not None}
 
     def unaccounted(self, tensors: Iterable[torch.Tensor]) -> int:
-        """Returns the number of bytes of recorded storages that are alive and are not storages of `tensors`.
+        """Returns the bytes of recorded storages that are alive and not behind `tensors`.
 
         Waits until the backend's threads have released their storages, at most limits.SETTLE_S.
         """
@@ -58,6 +58,6 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    """Maps the address of every storage behind the tensors to its number of bytes."""
+    """Maps the address of each storage behind the tensors to its number of bytes."""
     found = (tensor.untyped_storage() for tensor in tensors)
     return {storage.data_ptr(): storage.nbytes() for storage in found}

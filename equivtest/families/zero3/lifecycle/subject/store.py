@@ -53,19 +53,11 @@ class Store:
         self.fetching: list[tuple[tuple[int, ...], Fetch]] = []
 
     def gradient(self, index: int) -> torch.Tensor | None:
-        """Returns this rank's partition of a parameter's gradient. Returns None if the parameter has no gradient.
-
-        The gradient is the sum of all gradients since the last step.
-        """
+        """Returns this rank's partition of the sum of all gradients since the last step."""
         return self.gradients.partitions.get(str(index))
 
     def launch(self, indices: Sequence[int]) -> None:
-        """Starts one collective that makes the parameters whole: NOT_AVAILABLE -> IN_FLIGHT.
-
-        Raises:
-            StatusError: a parameter is not NOT_AVAILABLE, or is listed twice.
-            DtypeError: the parameters have several dtypes.
-        """
+        """Starts one collective that makes the parameters whole: NOT_AVAILABLE -> IN_FLIGHT."""
         ordered = tuple(sorted(indices))
         self.fetching.append((ordered, self.fetcher([self.parameters[index] for index in ordered], self.mesh)))
 
@@ -80,34 +72,18 @@ class Store:
                 return
 
     def fetch(self, indices: Sequence[int]) -> None:
-        """Makes the parameters whole by one collective, and waits for this collective."""
         self.launch(indices)
         self.wait(indices[0])
 
     def release(self, indices: Sequence[int]) -> None:
-        """Drops the whole parameters: AVAILABLE -> NOT_AVAILABLE.
-
-        Raises:
-            StatusError: a parameter is not AVAILABLE.
-        """
+        """Drops the whole parameters: AVAILABLE -> NOT_AVAILABLE."""
         self.need(indices, Status.AVAILABLE, "released")
         release([self.parameters[index] for index in indices])
 
     def use(
         self, indices: Sequence[int], x: Mapping[int, torch.Tensor], cotangent: Mapping[int, torch.Tensor]
     ) -> dict[int, torch.Tensor]:
-        """Runs forward and backward of parameter * x. Adds the average of the ranks' gradients to earlier gradients.
-
-        Args:
-            x, cotangent: For the number of each parameter, a tensor of the parameter's shape and dtype. The tensors
-                differ between ranks.
-
-        Returns:
-            The outputs, parameter * x, by number of the parameter.
-
-        Raises:
-            StatusError: a parameter is not AVAILABLE.
-        """
+        """Runs forward and backward of parameter * x. Adds the average of the ranks' gradients to earlier gradients."""
         self.need(indices, Status.AVAILABLE, "used")
         outputs = {}
         for index in sorted(indices):  # the same order of collectives on every rank
@@ -124,9 +100,7 @@ class Store:
     def step(self, lr: float) -> None:
         """Runs one step of SGD on the partitions of all parameters with a gradient, and deletes the gradients.
 
-        Raises:
-            StatusError: a parameter with a gradient is not NOT_AVAILABLE, so that its whole tensor would keep the old
-                value.
+        A parameter with a gradient must be NOT_AVAILABLE, because its whole tensor would keep the old value.
         """
         trained = [index for index in range(len(self.parameters)) if self.gradient(index) is not None]
         self.need(trained, Status.NOT_AVAILABLE, "updated")
@@ -135,49 +109,35 @@ class Store:
         self.gradients.clear()
 
     def descend(self, index: int, lr: float) -> None:
-        """Subtracts lr times the gradient from this rank's partition of a parameter."""
         gradient = self.gradient(index)
         assert gradient is not None
         self.parameters[index].partition.sub_(gradient, alpha=lr)
 
     def update(self, indices: Sequence[int], new: Mapping[int, torch.Tensor]) -> None:
-        """Writes new values to whole parameters and to their partitions.
-
-        Args:
-            new: For the number of each parameter, its new value, of the parameter's shape and dtype. Every rank passes
-                the same value.
-
-        Raises:
-            StatusError: a parameter is not AVAILABLE.
-        """
+        """Writes new values to whole parameters and to their partitions. Every rank passes the same values."""
         self.need(indices, Status.AVAILABLE, "updated from outside")
         for index in indices:
             self.write_whole(index, new[index])
             self.write_partition(index, new[index])
 
     def write_whole(self, index: int, new: torch.Tensor) -> None:
-        """Writes a new value to an AVAILABLE parameter."""
         with torch.no_grad():
             whole_of(self.parameters[index]).copy_(new)
 
     def write_partition(self, index: int, new: torch.Tensor) -> None:
-        """Writes a new value to this rank's partition. `new` is the new value of the whole parameter."""
+        """Writes this rank's part of `new`, the whole parameter's new value, to the partition."""
         self.parameters[index].partition.copy_(partition(new, self.mesh, padding=self.padding).partition)
 
     def save(self, indices: Sequence[int]) -> None:
-        """Saves copies of whole parameters.
-
-        Raises:
-            StatusError: a parameter is not AVAILABLE.
-        """
         self.need(indices, Status.AVAILABLE, "saved")
         self.saved |= {index: whole_of(self.parameters[index]).detach().clone() for index in indices}
 
     def load(self, indices: Sequence[int]) -> None:
         """Writes the saved values to the partitions.
 
+        The parameters must be NOT_AVAILABLE, because their whole tensors would keep the old value.
+
         Raises:
-            StatusError: a parameter is not NOT_AVAILABLE, so that its whole tensor would keep the old value.
             NeverSavedError: a parameter was never saved.
         """
         self.need(indices, Status.NOT_AVAILABLE, "loaded")
@@ -188,10 +148,7 @@ class Store:
             self.write_partition(index, self.saved[index])
 
     def need(self, indices: Sequence[int], status: Status, done: str) -> None:
-        """Raises StatusError unless every parameter has this status.
-
-        `done` is the word for the message, such as 'used'.
-        """
+        """Raises StatusError unless every parameter has this status. The message names what cannot be `done`."""
         for index in indices:
             found = self.parameters[index].status
             if found is not status:
@@ -199,6 +156,5 @@ class Store:
 
 
 def whole_of(parameter: PartitionedParameter) -> torch.Tensor:
-    """Returns the whole tensor of an AVAILABLE parameter."""
     assert parameter.whole is not None
     return parameter.whole
