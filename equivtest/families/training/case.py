@@ -119,50 +119,38 @@ class PerceptronCase(TrainingCase):
 
     @property
     def num_dims(self) -> int:
-        """Returns the number of dims of an activation, including the feature dim."""
         return len(self.leading) + 1
 
     @property
     def batch(self) -> Shape:
-        """Returns the global leading dims of x, of the activations and of the output."""
+        """Global leading dims of x, of the activations and of the output."""
         return self.leading
 
     @property
     def num_averaged(self) -> int:
-        """Returns the number of ranks over which a parameter's gradient is averaged.
-
-        Returns 1 if gradients are summed.
-        """
+        """Number of ranks over which a parameter's gradient is averaged. 1 if gradients are summed."""
         return 1
 
     @property
     def narrowest(self) -> str:
-        """Returns the dtype that must be able to represent all values of an exact draw, and their sums."""
+        """The dtype that must represent all values of an exact draw, and their sums."""
         return self.dtype
 
     @property
     def num_sums(self) -> int:
-        """Returns the number of equal parts of the batch whose sums over tokens are proved exact separately.
-
-        Only the sum over one part must fit the dtype `narrowest`.
-        """
+        """Number of equal parts of the batch. Only sums over the tokens of one part must fit `narrowest`."""
         return 1
 
     @property
     def num_hidden_parts(self) -> int:
-        """Returns the number of ranks among which the hidden features are divided.
-
-        A sum over hidden features is divided among the same ranks.
-        """
+        """Number of ranks among which the hidden features, and each sum over hidden features, are divided."""
         return self.world_size
 
     def dtype_of(self, name: str) -> str:
-        """Returns the name of the dtype of an input or an answer."""
         return self.dtype
 
     @property
     def hidden_requires_grad(self) -> bool:
-        """True if the hidden activation needs a gradient, because x or a parameter of in_proj needs a gradient."""
         return any(name == "x" or name.startswith("in_proj") for name in self.requires_grad)
 
     def computes_hidden_again(self, step: int) -> bool:
@@ -170,31 +158,22 @@ class PerceptronCase(TrainingCase):
         return self.checkpointed == "hidden" and self.hidden_requires_grad and not self.stops_at_hidden(step)
 
     def parameter_names(self) -> tuple[str, ...]:
-        """Returns the names of the parameters, such as 'in_proj.weight'. A tied weight has one name."""
+        """Returns names such as 'in_proj.weight'. A tied weight has one name."""
         return tuple(name for name in self.place_names() if not self.tied or name != "out_proj.weight")
 
     def place_names(self) -> tuple[str, ...]:
-        """Returns the names under which the module has parameters, such as 'out_proj.weight'.
-
-        A tied weight has two names.
-        """
+        """Returns the names under which the module has parameters. A tied weight has two names."""
         kinds = [(layer, kind) for layer in LAYERS for kind in ("weight", "bias")]
         return tuple(f"{layer}.{kind}" for layer, kind in kinds if kind == "weight" or layer in self.biases)
 
     def parameter_at(self, place: str) -> str:
-        """Returns the name of the parameter that the module has under the name `place`.
-
-        If the weight is tied, the place 'out_proj.weight' has the parameter 'in_proj.weight'. Any other parameter has
-        the name of its place.
-        """
+        """Returns the parameter that the module has under the name `place`. A tied weight has two places."""
         return "in_proj.weight" if self.tied and place == "out_proj.weight" else place
 
     def is_used_in_out_proj(self, name: str) -> bool:
-        """True if the second layer uses the parameter."""
         return name.startswith("out_proj") or (bool(self.tied) and name == "in_proj.weight")
 
     def trained_names(self) -> tuple[str, ...]:
-        """Returns the names of the parameters that the optimizer updates."""
         return tuple(name for name in self.requires_grad if name != "x")
 
     def stops_at_hidden(self, step: int) -> bool:
@@ -202,34 +181,27 @@ class PerceptronCase(TrainingCase):
         return False
 
     def graded_names(self, step: int) -> tuple[str, ...]:
-        """Returns the names of x and of parameters that require a gradient and get a gradient in that step."""
+        """Returns which of x and the parameters get a gradient in that step."""
         stops = self.stops_at_hidden(step)
         return tuple(name for name in self.requires_grad if not stops or self.is_used_in_out_proj(name))
 
     def graded_parameters(self, step: int) -> tuple[str, ...]:
-        """Returns the names of the parameters that get a gradient in that step."""
         return tuple(name for name in self.graded_names(step) if name != "x")
 
     def captured_names(self, step: int = 1) -> tuple[str, ...]:
-        """Returns the names of one step's captured activations, and of their gradients if there are any."""
+        """Returns the names of one step's captured activations, and of their gradients."""
         values = ("capture.in_proj.input", "capture.in_proj.output", "capture.out_proj.input")
         has_grad = self.hidden_requires_grad and not self.stops_at_hidden(step)
         return (*values, "grad.in_proj.output", "grad.out_proj.input") if has_grad else values
 
     def num_updates(self, name: str, step: int) -> int:
-        """Returns the number of updates of a trained parameter in the steps from 1 to `step`."""
         return sum(name in self.graded_names(each) for each in range(1, step + 1))
 
     def names_left(self, state: str) -> tuple[str, ...]:
-        """Returns the names of the parameters for which a rank returns `state` after an update.
-
-        Args:
-            state: 'param' for the parameter's value, or a state of the optimizer such as 'exp_avg'.
-        """
+        """Returns the parameters for which a rank returns `state`: 'param', or a state such as 'exp_avg'."""
         return self.trained_names()
 
     def names_after(self, step: int) -> Iterator[str]:
-        """Yields the names of the answers after update number `step`: the parameters, then the optimizer's states."""
         for state in self.state_names():
             yield from (f"step{step}.{state}.{name}" for name in self.names_left(state))
         if self.tied:
@@ -251,11 +223,10 @@ class PerceptronCase(TrainingCase):
         return tensors
 
     def layout_of(self, name: str, shape: Shape) -> Layout:
-        """Returns the layout that the tensor `name`, an answer or an input activation, must have."""
         raise NotImplementedError
 
     def _shapes(self) -> dict[str, Shape]:
-        """Returns the global shapes of tensors, by name without step and prefix (`base_of`)."""
+        """Returns the global shapes, by name without step and prefix (`base_of`)."""
         layers = {
             "in_proj": (self.hidden_features, self.in_features),
             "out_proj": (self.out_features, self.hidden_features),
@@ -280,11 +251,7 @@ class PerceptronCase(TrainingCase):
         yield from self._answered_later()
 
     def _answered_later(self) -> Iterator[str]:
-        """Yields the names of all answers except the output of step 1, the parameters before training, and `storages`.
-
-        The names are in the order of the run: captures and gradients of a step, then its update, then the next step's
-        output.
-        """
+        """Yields the names of the answers, in the order of the run, except those of `_answered`."""
         yield from self._once(1)
         for step in range(1, self.steps + 1 if self.trains else 1):
             if self.clips:
@@ -300,7 +267,7 @@ class PerceptronCase(TrainingCase):
 
 @functools.lru_cache(maxsize=2**12)  # called for every tensor of every case
 def base_of(name: str) -> str:
-    """Returns a name without its step and prefix, such as 'in_proj.weight' for 'step2.grad.in_proj.weight'.
+    """Returns a name without step and prefix: 'in_proj.weight' for 'step2.grad.in_proj.weight'.
 
     Gradients and captures of activations keep their prefix, as in 'grad.x' and 'capture.in_proj.output'.
     """

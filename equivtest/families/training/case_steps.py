@@ -83,17 +83,15 @@ class TrainingCase(Case):
 
     @property
     def trains(self) -> bool:
-        """True if an optimizer updates the parameters."""
         return self.optimizer != "none"
 
     @property
     def clips(self) -> bool:
-        """True if gradients are clipped by their norm before each update."""
         return self.clip_norm > 0
 
     @property
     def norm_axes(self) -> tuple[int, ...]:
-        """Returns the numbers of ranks along the mesh axes over which the norm of the gradients is reduced."""
+        """Numbers of ranks along the mesh axes over which the norm of the gradients is reduced."""
         return self.mesh_shape
 
     def lr_at(self, step: int) -> float:
@@ -101,10 +99,7 @@ class TrainingCase(Case):
         return self.lr * 0.5 ** (step - 1) if self.between_steps == "halve" else self.lr
 
     def state_names(self) -> tuple[str, ...]:
-        """Returns the names of the tensors that an update changes for each parameter.
-
-        The names are 'param', then the optimizer's states.
-        """
+        """Returns 'param', then the names of the optimizer's states."""
         if self.optimizer == "adamw":
             return ("param", "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if self.variant == "amsgrad" else ()))
         return ("param", "momentum") if self.momentum else ("param",)

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
 
 
 def last_leading(case: PerceptronCase) -> int:
-    """Returns the size of the last dim of x before the features."""
     return case.leading[-1]
 
 

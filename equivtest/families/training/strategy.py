@@ -44,10 +44,7 @@ BETWEEN_DRAWN = ("", "", "reload", "halve")
 
 @Cases
 def mlp_cases(draw: Draw, space: Space) -> MlpCase:
-    """Draws cases of a perceptron under sequence parallelism with one forward and backward.
-
-    Shrinks to one draw of dense values for one token, with one feature in each layer, no bias, and relu.
-    """
+    """Shrinks to one draw of dense values for one token, with one feature in each layer, no bias, and relu."""
     activation = pick(draw, "activation", ACTIVATIONS)
     exact, curved = pick_values(draw, MLP_MODES), pick_values(draw, CURVED_MODES, "curved ")
     return MlpCase(activation=activation, values=exact if activation == "relu" else curved, **_pick_mlp(draw, space))
@@ -55,10 +52,9 @@ def mlp_cases(draw: Draw, space: Space) -> MlpCase:
 
 @Cases
 def training_cases(draw: Draw, space: Space) -> MlpCase:
-    """Draws cases of a perceptron trained for two or three steps by SGD or AdamW.
+    """Draws two or three steps of SGD or AdamW. Shrinks to two steps of SGD without momentum and weight decay.
 
     AdamW is not drawn in float16, because its eps of 1e-8 is zero in float16, so a gradient of zero gives 0 / 0.
-    Shrinks to two steps of SGD without momentum and weight decay.
     """
     fields = _pick_mlp(draw, space)
     if not any(name.endswith(("weight", "bias")) for name in fields["requires_grad"]):
@@ -73,10 +69,7 @@ def training_cases(draw: Draw, space: Space) -> MlpCase:
 
 
 def _pick_training(draw: Draw, *, adamw: bool) -> dict[str, Any]:
-    """Draws the fields of an optimizer and its steps. Returns the fields' values by name.
-
-    If only the other optimizer has the drawn variant, the case has no variant.
-    """
+    """Draws the fields of an optimizer. A variant that only the other optimizer has becomes ''."""
     momentum, variant = pick(draw, "momentum", MOMENTA, bool), pick(draw, "variant", VARIANTS_DRAWN)
     of_momentum = variant in ("nesterov", "dampened")
     if of_momentum if adamw else variant == "amsgrad":
@@ -94,9 +87,7 @@ def _pick_training(draw: Draw, *, adamw: bool) -> dict[str, Any]:
 
 
 def _pick_mlp(draw: Draw, space: Space) -> dict[str, Any]:
-    """Draws the fields of an MlpCase of one forward and backward, except activation and values.
-
-    Returns the fields' values by name.
+    """Draws the fields of an MlpCase, except activation and values.
 
     If the hidden activation is a plain tensor, torch computes its global size as local size times ranks and refuses
     uneven shards. So three in four of these cases are even.
@@ -120,10 +111,7 @@ def _pick_mlp(draw: Draw, space: Space) -> dict[str, Any]:
 
 
 def _pick_perceptron(draw: Draw, space: Space) -> dict[str, Any]:
-    """Draws the fields that any perceptron has, except leading dims, training, activation and values.
-
-    Returns the fields' values by name.
-    """
+    """Draws the fields of any perceptron, except leading dims, training, activation and values."""
     world_size = pick(draw, "world_size", space.world_sizes)
     biases = pick(draw, "biases", BIASES)
     names = tuple(f"{layer}.{kind}" for layer in LAYERS for kind in ("weight", "bias"))

@@ -57,15 +57,11 @@ class Mlp(nn.Module):
             self.out_proj.weight = self.in_proj.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the output (*leading, out_features) for x (*leading, in_features)."""
         hidden = self.run("hidden", lambda x: self.activation(self.run("in_proj", self.in_proj, x)), x)
         return self.run("out_proj", self.out_proj, hidden.detach() if self.stops_at_hidden else hidden)
 
     def run(self, part: str, function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """Returns function(x).
-
-        If the case checkpoints `part`, such as 'hidden', the backward computes function(x) again.
-        """
+        """Returns function(x). If the case checkpoints `part`, the backward computes function(x) again."""
         if part != self.checkpointed:
             return function(x)
         output: torch.Tensor = checkpoint(function, x, use_reentrant=False)
@@ -81,7 +77,6 @@ class TransposedLinear(nn.Linear):
     """A linear layer whose weight has the shape (in_features, out_features), like the tied weight of in_proj."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the output (*leading, out_features) for x (*leading, in_features)."""
         return functional.linear(x, self.weight.t(), self.bias)
 
 
@@ -97,11 +92,9 @@ class PerceptronRun:
         self._capture()
 
     def build(self) -> nn.Module:
-        """Returns the parallelized module."""
         raise NotImplementedError
 
     def parameter(self, name: str) -> torch.Tensor:
-        """Returns this rank's shard of the parameter `name`."""
         return self.model.get_parameter(name)
 
     def trained(self, name: str) -> torch.Tensor:
@@ -109,11 +102,9 @@ class PerceptronRun:
         return self.model.get_parameter(name)
 
     def updated(self) -> list[torch.Tensor]:
-        """Returns the tensors with which the optimizer is created, one per trained parameter."""
         return [self.trained(name) for name in self.case.trained_names()]
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """Returns torch's optimizer for the trained parameters."""
         case, parameters, variant = self.case, self.updated(), self.case.variant
         options: dict[str, Any] = {name: getattr(case, name) for name in ("lr", "weight_decay", "foreach")}
         options["maximize"] = variant == "maximize"
@@ -124,7 +115,6 @@ class PerceptronRun:
         return torch.optim.AdamW(parameters, amsgrad=variant == "amsgrad", **options)
 
     def answers(self) -> Answers:
-        """Runs all steps and returns every answer by name."""
         case = self.case
         optimizer = self.make_optimizer() if case.trains else None
         if optimizer is not None and case.between_steps == "halve":
@@ -145,10 +135,7 @@ class PerceptronRun:
         return self.found
 
     def go_on(self, optimizer: torch.optim.Optimizer, step: int) -> torch.optim.Optimizer:
-        """Runs the case's action `between_steps`, and returns the optimizer for the step after `step`.
-
-        A subclass may replace the engine here.
-        """
+        """Runs the action `between_steps`, and returns the optimizer for the next step."""
         if self.case.between_steps == "halve":
             self.schedule.step()
         if self.case.between_steps != "reload":
@@ -160,58 +147,42 @@ class PerceptronRun:
         return loading
 
     def count_storages(self) -> torch.Tensor:
-        """Returns a 0-dim tensor of the case's dtype: the number of storages in which this rank has the tied weight."""
         held = {self.memory(name).untyped_storage().data_ptr() for name in ("in_proj.weight", "out_proj.weight")}
         return torch.tensor(len(held), dtype=DTYPES[self.case.dtype], device=self.mesh.device_type)
 
     def memory(self, place: str) -> torch.Tensor:
-        """Returns the local tensor in which this rank stores its shard of the parameter at `place`.
-
-        A place is a name in the module, such as 'out_proj.weight'.
-        """
+        """Returns the local tensor of the parameter that the module has under the name `place`."""
         found = self.parameter(place)
         return found.to_local() if isinstance(found, DTensor) else found
 
     def run_step(self, step: int) -> None:
-        """Runs forward and backward of one step, on that step's x and cotangent, and records the answers."""
         raise NotImplementedError
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the parallelized module's output for this rank's x."""
         output: torch.Tensor = self.model(x)
         return output
 
     def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Clips the gradients if the case clips, then updates the parameters once."""
         self.keep_clipped(step)
         optimizer.step()
 
     def keep_clipped(self, step: int) -> None:
-        """Clips the gradients if the case clips.
-
-        Records as answers the norm before clipping, and the clipped gradients.
-        """
         if self.case.clips:
             self.keep(f"step{step}.total_norm", self.clip())
             for name in self.case.graded_parameters(step):
                 self.keep(f"step{step}.clipped.{name}", self.gradient(name))
 
     def clip(self) -> torch.Tensor:
-        """Scales the gradients in place.
-
-        Returns the norm of all gradients before scaling, as a replicated 0-dim tensor.
-        """
+        """Scales the gradients in place. Returns their norm before scaling, as a replicated 0-dim tensor."""
         case = self.case
         parameters = [self.trained(name) for name in case.trained_names()]
         norm = nn.utils.clip_grad_norm_(parameters, case.clip_norm, float(case.norm_type), foreach=case.foreach)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def gradient(self, name: str) -> torch.Tensor | None:
-        """Returns this rank's shard of a parameter's gradient. Returns None if the parameter has no gradient."""
         return self.model.get_parameter(name).grad
 
     def keep_state(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Records as answers the parameters and the optimizer's states after update number `step`."""
         for state in self.case.state_names():
             for name in self.case.names_left(state):
                 self.keep(f"step{step}.{state}.{name}", self.state_held(optimizer, state, name))
@@ -219,20 +190,14 @@ class PerceptronRun:
             self.keep(f"step{step}.param.out_proj.weight", self.parameter("out_proj.weight"))
 
     def state_held(self, optimizer: torch.optim.Optimizer, state: str, name: str) -> torch.Tensor | None:
-        """Returns this rank's shard of the parameter `name`, or of its optimizer state, after an update.
-
-        `state` is 'param' for the parameter, or the name of an optimizer state.
-        """
+        """Returns this rank's shard of the parameter, if `state` is 'param', or of its optimizer state."""
         if state == "param":
             return self.parameter(name)
         found: torch.Tensor | None = optimizer.state[self.trained(name)].get(STATE_KEYS[state])
         return found
 
     def keep(self, name: str, tensor: torch.Tensor | None) -> None:
-        """Records a copy of the tensor as the answer `name`.
-
-        A plain tensor gets the layout that the case requires.
-        """
+        """Records a copy of the tensor. A plain tensor gets the layout that the case requires."""
         if tensor is None:
             self.found[name] = None
             return

@@ -100,12 +100,10 @@ class DataParallelCase(PerceptronCase):
 
     @property
     def num_shards(self) -> int:
-        """Returns the number of ranks among which a parameter is sharded."""
         return self.world_size
 
     @property
     def has_documented_collectives(self) -> bool:
-        """True if the collectives that the ranks call are documented."""
         return self.style == "zero3" and bool(self.fetch)
 
     @property
@@ -128,11 +126,7 @@ class DataParallelCase(PerceptronCase):
         return step in self.stopped_steps
 
     def names_left(self, state: str) -> tuple[str, ...]:
-        """Returns the names of the parameters for which a rank returns `state` after an update.
-
-        `state` is 'param' or a state of the optimizer. Ranks return 'param' for frozen parameters too, because no
-        update may change them.
-        """
+        """Frozen parameters are returned as 'param' too, because no update may change them."""
         return self.parameter_names() if state == "param" else self.trained_names()
 
     def layout_of(self, name: str, shape: Shape) -> Layout:
@@ -156,5 +150,4 @@ class DataParallelCase(PerceptronCase):
 
     @property
     def shard_kind(self) -> str:
-        """Returns the most uneven kind of shards that any parameter has: 'even', 'uneven' or 'empty'."""
         return self.worst_shard_kind(f"param.{name}" for name in self.parameter_names())

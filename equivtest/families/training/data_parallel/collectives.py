@@ -14,7 +14,7 @@ from equivtest.tensors import DTYPES
 
 @expected_collectives.register
 def data_parallel_collectives(case: DataParallelCase, rank: int) -> Collectives:
-    """Returns the collectives of one rank in all steps.
+    """Returns the collectives of all steps.
 
     Each micro-batch fetches every layer in the forward. In the backward it fetches every layer through which gradients
     pass. A fetch is one collective of the layer's partitions (all_gather) or of its padded parameters (all_reduce). A
@@ -24,8 +24,8 @@ def data_parallel_collectives(case: DataParallelCase, rank: int) -> Collectives:
     out_proj uses too. If gradients are clipped, each step ends with one all_reduce of one float64: a sum of powers or
     the largest magnitude.
 
-    Source: Rajbhandari et al., ZeRO (2020), sections 5.3 and 7.2.2: parameters are gathered for the
-    forward and again for the backward, gradients are reduced and scattered.
+    Source: Rajbhandari et al., ZeRO (2020), sections 5.3 and 7.2.2: parameters are gathered for the forward and again
+    for the backward, gradients are reduced and scattered.
     """
     padded = {name: _padded_bytes(case, name) for name in case.parameter_names()}
     share = 1 if case.fetch == "all_reduce" else case.world_size
@@ -44,11 +44,7 @@ def data_parallel_collectives(case: DataParallelCase, rank: int) -> Collectives:
 
 
 def _fetched(case: DataParallelCase, padded: Mapping[str, int], layers: Sequence[str]) -> Iterator[int]:
-    """Yields the number of bytes of each layer's fetch, in order. Leaves out layers that have nothing to fetch.
-
-    A parameter that an earlier layer has fetched is not fetched again. `padded` has the number of bytes of each
-    parameter, padding included.
-    """
+    """Yields the bytes of each layer's fetch. A parameter that an earlier layer has fetched is not fetched again."""
     fetched: set[str] = set()
     for layer in layers:
         needed = {case.parameter_at(place) for place in case.place_names() if place.startswith(layer)} - fetched

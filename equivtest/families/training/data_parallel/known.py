@@ -24,10 +24,8 @@ def is_folded_by_a_view_alone(case: DataParallelCase) -> bool:
 
 
 def has_empty_trained_shard(case: DataParallelCase) -> bool:
-    """True if some rank's shard of a trained parameter is empty."""
     return case.worst_shard_kind(f"param.{name}" for name in case.trained_names()) == "empty"
 
 
 def smallest_numel(case: DataParallelCase) -> int:
-    """Returns the number of elements of the smallest parameter."""
     return min(math.prod(case.tensors[name].shape) for name in case.parameter_names())

@@ -35,10 +35,7 @@ DATA_PARALLEL_OPTIMIZERS = ("none", "sgd", "sgd", "adamw")
 
 @Cases
 def refused_sharding_cases(draw: Draw, space: Space) -> RefusedShardingCase:
-    """Draws cases in which FSDP2 must refuse to shard the first layer's weight.
-
-    Shrinks to one rank and a dim that the weight does not have.
-    """
+    """Shrinks to one rank and a dim that the weight does not have."""
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     misfit = pick(draw, "misfit", [misfit for misfit in MISFITS if misfit != "uneven" or world_size > 1])
@@ -58,10 +55,10 @@ def refused_sharding_cases(draw: Draw, space: Space) -> RefusedShardingCase:
 
 @Cases
 def data_parallel_cases(draw: Draw, space: Space, *, style: str, fetch: str = "") -> DataParallelCase:
-    """Draws cases of a perceptron under data parallelism.
+    """Draws cases, three in four of which train. In every case some parameter needs a gradient.
 
-    Three in four cases train. In every case some parameter needs a gradient. Collectives are recorded only if `fetch`
-    names the documented collective. Shrinks to one forward and backward of one row.
+    Collectives are recorded only if `fetch` names the documented collective. Shrinks to one forward and backward of one
+    row.
     """
     return DataParallelCase(**_pick_data_parallel(draw, space, style, fetch))
 
@@ -69,7 +66,6 @@ def data_parallel_cases(draw: Draw, space: Space, *, style: str, fetch: str = ""
 def _pick_data_parallel(
     draw: Draw, space: Space, style: str, fetch: str, ties: tuple[str, ...] = TIES_DRAWN
 ) -> dict[str, Any]:
-    """Draws the fields of a DataParallelCase. Returns their values by name."""
     fields = _pick_perceptron(draw, space)
     fields |= _of_more_elements(fields)
     fields |= _tie(fields, pick(draw, "tied", ties))
@@ -111,20 +107,13 @@ def _pick_data_parallel(
 
 
 def _of_more_elements(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the sizes that have to change, by name. The new value of each size is 2.
-
-    In bfloat16 at most one size stays 1, because a sum of one element often cancels and is then inconclusive. In other
-    dtypes no size is changed.
-    """
+    """Returns the sizes to change to 2, because in bfloat16 a sum of one element often cancels and is inconclusive."""
     sizes = [name for name in ("out_features", "in_features", "hidden_features") if fields[name] == 1]
     return dict.fromkeys(sizes[1:], 2) if fields["dtype"] == "bfloat16" else {}
 
 
 def _tie(fields: Mapping[str, Any], tied: str) -> dict[str, Any]:
-    """Returns the fields that a tied weight fixes, by name.
-
-    These fields are `tied`, the sizes, and the field that names the parameters that need a gradient.
-    """
+    """Returns the fields that a tied weight fixes: the sizes, and the parameters that need a gradient."""
     if not tied:
         return {"tied": ""}
     size, flags = fields["hidden_features" if tied == "same" else "in_features"], fields["requires_grad"]
@@ -135,10 +124,7 @@ def _tie(fields: Mapping[str, Any], tied: str) -> dict[str, Any]:
 
 
 def _shard_columns(fields: Mapping[str, Any], columns: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the field `by_columns` and the sizes that are the numbers of columns of these weights, by name.
-
-    Each of these sizes is rounded up to a multiple of the world size.
-    """
+    """Returns `by_columns`, and the numbers of columns of these weights, rounded up to a multiple of the world size."""
     tied, sizes = fields["tied"], {"in_proj.weight": "in_features", "out_proj.weight": "hidden_features"}
     columns = tuple(name for name in columns if not tied or name == "in_proj.weight")
     changed = {sizes[name] for name in columns}
@@ -149,20 +135,13 @@ def _shard_columns(fields: Mapping[str, Any], columns: tuple[str, ...]) -> dict[
 
 
 def _of_tied(values: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
-    """Returns the (mode, seed) of each draw for a tied weight, and replaces the modes 'wide-in' and 'wide-out'.
-
-    In the replaced modes the integers of the weight take all significand bits. A tied weight is multiplied by itself,
-    so the products would not be exact.
-    """
+    """Replaces the modes 'wide-in' and 'wide-out', in which a tied weight, multiplied by itself, is not exact."""
     instead = {"wide-in": "wide-x", "wide-out": "wide-g"}
     return tuple((instead.get(mode, mode), seed) for mode, seed in values)
 
 
 def _of_few_bits(training: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields `lr`, `momentum` and `weight_decay`, each at most 0.25, for bfloat16.
-
-    With a momentum of 0.9, one draw in seven was inconclusive in bfloat16.
-    """
+    """Lowers fields for bfloat16. With a momentum of 0.9, one draw in seven was inconclusive in bfloat16."""
     return {
         "lr": min(training["lr"], 0.25),
         "momentum": min(training["momentum"], 0.25),
@@ -171,6 +150,5 @@ def _of_few_bits(training: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pick_clipping(draw: Draw) -> dict[str, Any]:
-    """Draws the fields of gradient clipping. In half of the draws gradients are not clipped."""
     clip_norm, norm_type = pick(draw, "clip_norm", CLIP_NORMS, bool), pick(draw, "norm_type", NORM_TYPES_DRAWN)
     return {"clip_norm": clip_norm, "norm_type": norm_type if clip_norm else "2"}

@@ -29,32 +29,20 @@ TINY_BUCKET_MIB = 1e-6
 
 
 def ddp_mlp(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains the perceptron with DistributedDataParallel, and returns the answers of all steps by name.
-
-    DDP replicates parameters and reduces gradients in buckets.
-    """
     return DdpRun(case, mesh, given).answers()
 
 
 def fsdp2_mlp(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains the perceptron with `fully_shard` on each layer and the whole module.
-
-    Returns the answers of all steps by name.
-    """
     run = RefusedRun if isinstance(case, RefusedShardingCase) else Fsdp2Run
     return run(case, mesh, given).answers()
 
 
 class DataParallelRun(PerceptronRun):
-    """Runs a case on this rank, with several micro-batches per step.
-
-    The answer for an output or a capture concatenates the tensors of all micro-batches.
-    """
+    """Runs several micro-batches per step. An answer for an output or a capture concatenates all micro-batches."""
 
     case: DataParallelCase
 
     def run_step(self, step: int) -> None:
-        """Runs forward and backward of each micro-batch of one step."""
         parts = [self.run_micro_batch(step, index) for index in range(self.case.micro_batches)]
         for name in parts[0]:
             found = [part[name] for part in parts]
@@ -64,7 +52,6 @@ class DataParallelRun(PerceptronRun):
             self.keep(at_step(step, f"grad.{name}"), self.gradient(name))
 
     def run_micro_batch(self, step: int, index: int) -> dict[str, torch.Tensor | None]:
-        """Runs one micro-batch on this rank's rows. Returns the output, the captures and the gradient of x, by name."""
         case, rows = self.case, slice(index * self.case.leading[0], (index + 1) * self.case.leading[0])
         x = self.given[at_step(step, "x")].detach()[rows].requires_grad_("x" in case.requires_grad)
         with self.synchronization(is_last=index == case.micro_batches - 1):
@@ -75,15 +62,10 @@ class DataParallelRun(PerceptronRun):
         return found | ({"grad.x": x.grad} if "x" in case.graded_names(step) else {})
 
     def backward(self, output: torch.Tensor, cotangent: torch.Tensor) -> None:
-        """Runs the backward of one micro-batch, which adds to the gradients of the step."""
         torch.autograd.backward(output, cotangent)
 
     def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Returns the context in which one micro-batch runs.
-
-        The context decides whether the backward reduces gradients over the ranks or only adds them up on this rank.
-        `is_last` is True for the last micro-batch of a step, whose backward must reduce the gradients.
-        """
+        """Returns a context for one micro-batch. Only a step's last backward must reduce gradients."""
         return nullcontext()
 
 
@@ -113,10 +95,7 @@ class Fsdp2Run(DataParallelRun):
         return self.shard(Mlp(self.case, self.given), self.mesh)
 
     def shard(self, model: Mlp, mesh: DeviceMesh) -> nn.Module:
-        """Applies `fully_shard` to the layers, then to the model.
-
-        Tied layers share one group of parameters.
-        """
+        """Applies `fully_shard` to the layers, then to the model. Tied layers share one group of parameters."""
         model.wrap()
         self.by_columns = [model.get_parameter(name) for name in self.case.by_columns]
         layers = [model.get_submodule(layer) for layer in LAYERS]
@@ -126,7 +105,6 @@ class Fsdp2Run(DataParallelRun):
         return model
 
     def shard_together(self, modules: Any, mesh: DeviceMesh) -> FSDPModule:
-        """Applies `fully_shard` to a module, or to a list of modules that are gathered together."""
         sharded: FSDPModule = fully_shard(
             modules,
             mesh=mesh,
@@ -137,14 +115,10 @@ class Fsdp2Run(DataParallelRun):
         return sharded
 
     def placement(self, parameter: nn.Parameter) -> Any:
-        """Returns the placement by which a parameter is sharded.
-
-        Returns None for FSDP2's default, which shards dim 0.
-        """
+        """Returns the placement of a parameter. None stands for FSDP2's default, which shards dim 0."""
         return Shard(1) if any(parameter is each for each in self.by_columns) else None
 
     def policy(self) -> MixedPrecisionPolicy:
-        """Returns the mixed-precision policy, which in this class changes no dtype."""
         return MixedPrecisionPolicy()
 
     def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:

@@ -127,5 +127,4 @@ class EngineCase(DataParallelCase):
 
     @property
     def predivides(self) -> bool:
-        """True if the engine divides gradients by `predivide_factor` before it reduces them."""
         return self.predivide_factor != 1 and not self.prescales

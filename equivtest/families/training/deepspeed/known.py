@@ -9,8 +9,5 @@ if TYPE_CHECKING:
 
 
 def leaf_input_requires_grad(case: EngineCase) -> bool:
-    """True if the case has no leaf module, or if x needs a gradient.
-
-    If x needs a gradient, the backward passes through the leaf module.
-    """
+    """True if the case has no leaf module, or if x needs a gradient, which passes through the leaf module."""
     return not case.leaf or "x" in case.requires_grad

@@ -44,7 +44,6 @@ SCALING_ROUNDINGS = 4
 @expect.register
 @expect_held.register
 def expect_engine(case: EngineCase, index: int, held: Held | None = None) -> Expected:
-    """Returns every answer of the engine, see `expect_by`."""
     return expect_by(EngineReference, case, index, held)
 
 
@@ -54,10 +53,7 @@ class EngineReference(Reference):
     case: EngineCase
 
     def sums(self, operations: Operations) -> Averages:
-        """Returns the operations that average parameters' gradients over the ranks.
-
-        The operations count the roundings of `predivide_factor`.
-        """
+        """Returns the operations that average gradients. They count the roundings of `predivide_factor`."""
         case = self.case
         if not case.predivides:
             return Averages(operations, case.num_averaged, case.micro_batches)
@@ -74,12 +70,7 @@ class EngineReference(Reference):
 
 
 def clipped(gradients: dict[str, Operand], limit: float, num_ranks: int, arithmetic: Arithmetic) -> dict[str, Operand]:
-    """Returns the clipped gradients with their bounds, or the same gradients if clipping certainly does nothing.
-
-    Args:
-        gradients: The ranks' averaged gradients, by parameter.
-        limit: Largest norm of all gradients together, above 0.
-    """
+    """Returns the clipped gradients with their bounds, or the same gradients if clipping certainly does nothing."""
     held = {name: gradient for name, gradient in gradients.items() if isinstance(gradient, torch.Tensor)}
     num_terms = sum(gradient.numel() for gradient in held.values())
     norm = float(torch.stack([gradient.double().square().sum() for gradient in held.values()]).sum().sqrt())
@@ -106,7 +97,7 @@ def roundings(num_parameters: int, num_ranks: int, arithmetic: Arithmetic) -> in
 
 
 def _scaled(gradient: torch.Tensor, factor: float, beyond: float, why: str, arithmetic: Arithmetic) -> Bounded:
-    """Returns gradient * factor with its bound, if the exact factor differs from `factor` by at most `beyond`."""
+    """Returns gradient * factor with its bound. The exact factor differs from `factor` by at most `beyond`."""
     magnitude = gradient.double().abs()
     error = beyond * magnitude + growth((3, arithmetic.u_o)) * (factor + beyond) * magnitude + arithmetic.eta
     return bounded(gradient.double() * factor, error, magnitude * factor, 2, why)

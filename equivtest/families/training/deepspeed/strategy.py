@@ -34,13 +34,13 @@ NUMEL_OF = tuple(range(12))  # which parameter a size lies around, modulo their 
 
 @st.composite
 def engine_cases(draw: DrawFn, space: Space) -> EngineCase:
-    """Draws cases for DeepSpeed's ZeRO-3 engine, in float32 only.
+    """Draws cases for DeepSpeed's ZeRO-3 engine, in float32 only, because narrower parameters have a float32 master
+    copy.
 
-    Cases with narrower parameters are not drawn, because such parameters have a float32 master copy. The mesh is always
-    the whole world, because the engine uses the world's group. Trained cases have at least three steps, because
-    parameters are fetched ahead from the second step on. Sizes lie around the number of elements of a parameter.
-    Shrinks to one forward and backward without persistent parameters and with DeepSpeed's defaults for all other
-    options.
+    The mesh is always the whole world, because the engine uses the world's group. Trained cases have at least three
+    steps, because parameters are fetched ahead from the second step on. Sizes lie around the number of elements of a
+    parameter. Shrinks to one forward and backward without persistent parameters and with DeepSpeed's defaults for all
+    other options.
     """
     case = draw(data_parallel_cases(Space(space.world_sizes, ("float32",)), style="zero3"))
     steps = pick(draw, "steps of an engine", (3, 3, 4))
@@ -74,25 +74,19 @@ def engine_cases(draw: DrawFn, space: Space) -> EngineCase:
 
 @st.composite
 def whole_engine_cases(draw: DrawFn, space: Space) -> EngineCase:
-    """Draws cases for DeepSpeed's engine in stages 1 and 2, without the options of stage 3."""
     case = draw(engine_cases(space))
     usual = {name: getattr(EngineCase, name) for name in OF_STAGE_3}
     return dataclasses.replace(case, stage=pick(draw, "stage", (2, 2, 1)), **usual)
 
 
 def _pick_scaling(draw: DrawFn, world_size: int, *, reduce_scatter: bool) -> dict[str, Any]:
-    """Draws the fields `predivide_factor` and `prescales`. Returns {} if gradients are reduced by reduce_scatter."""
     kind, prescales = pick(draw, "predivide", PREDIVIDE_FACTORS), pick(draw, "prescales", (False, False, False, True))
     factor = {"none": 1.0, "two": 2.0, "half": 0.5, "three": 3.0, "ranks": float(world_size)}[kind]
     return {} if reduce_scatter else {"predivide_factor": factor, "prescales": prescales}
 
 
 def _pick_numel(draw: DrawFn, name: str, numels: Sequence[int], kinds: Sequence[str]) -> int:
-    """Draws a number of elements: just below, at or above one of `numels`, or smaller or larger than all `numels`.
-
-    `kinds` names the choices: 'nothing', 'below', 'at', 'above' and 'everything'. A choice that `kinds` names several
-    times is drawn more often.
-    """
+    """Draws a number of elements around one of `numels`. A kind that occurs several times is drawn more often."""
     kind = pick(draw, name, kinds)
     numel = numels[pick(draw, f"{name}: of", NUMEL_OF) % len(numels)]
     return {"nothing": 0, "below": numel - 1, "at": numel, "above": numel + 1, "everything": EVERYTHING}[kind]

@@ -60,16 +60,12 @@ class MixedCase(DataParallelCase):
         return tuple(dict.fromkeys((self.dtype, self.param_dtype, self.reduced_dtype, self.activation_dtype)))
 
     def is_within(self, dtypes: Collection[str]) -> bool:
-        """True if a run with these dtypes may draw the case, because they include all dtypes of the case.
-
-        If a run has no dtype of NARROW, the case may have any dtype of NARROW.
-        """
+        """A run without a dtype of NARROW may draw cases with any dtype of NARROW."""
         others = () if set(NARROW) & set(dtypes) else NARROW
         return super().is_within((*dtypes, *others))
 
     @property
     def reduced_dtype(self) -> str:
-        """Returns the dtype in which gradients are reduced."""
         return self.reduce_dtype or self.param_dtype
 
     @property
@@ -78,7 +74,6 @@ class MixedCase(DataParallelCase):
 
     @property
     def activation_dtype(self) -> str:
-        """Returns the dtype of the layers' outputs."""
         return self.output_dtype or self.param_dtype
 
     @property

@@ -33,26 +33,19 @@ from equivtest.tensors import DTYPES
 @expect.register
 @expect_held.register
 def expect_mixed(case: MixedCase, index: int, held: Held | None = None) -> Expected:
-    """Returns every answer under mixed precision, see `expect_by`."""
     return expect_by(MixedReference, case, index, held)
 
 
 @dataclass(frozen=True)
 class PartedOperations(Operations):
-    """Computes operations on a batch that has equal parts.
-
-    Each part may be exact in a different unit, which is a power of two.
-    """
+    """Computes operations on a batch of equal parts. Each part may be exact in a different unit, a power of two."""
 
     num_parts: int = 1
 
     def product(
         self, left: torch.Tensor, right: torch.Tensor, *, plus: torch.Tensor | None = None, split: str = ""
     ) -> Found:
-        """Returns left @ right + plus, like the base class, but proves each block of rows of `left` exact separately.
-
-        `left` has `num_parts` such blocks.
-        """
+        """Returns left @ right + plus, and proves each of `num_parts` blocks of rows of `left` exact separately."""
         multiply = super().product
         found = [multiply(part, right, plus=plus, split=split) for part in left.chunk(self.num_parts)]
         inexact = [each for each in found if each.allowed is not None]
@@ -82,17 +75,13 @@ class MixedReference(Reference):
         return super().run_step(step, parted, taken)
 
     def taken(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the tensor after rounding to `param_dtype`. The result is float64."""
         return tensor.to(DTYPES[self.case.param_dtype]).double()
 
     def sums(self, operations: Operations) -> Averages:
         return Averages(operations, self.case.num_averaged, self.case.micro_batches, self.case.reduced_dtype)
 
     def activation(self, operations: Operations, before: torch.Tensor) -> Found:
-        """Returns the activation of `before`, rounded to `param_dtype`.
-
-        The activation is computed in the dtype of the layers' outputs.
-        """
+        """Computes the activation in the dtype of the layers' outputs, and rounds it to `param_dtype`."""
         found = super().activation(replace(operations, dtype=self.case.activation_dtype), before)
         if self.case.activation_dtype == operations.dtype:
             return found
@@ -102,5 +91,4 @@ class MixedReference(Reference):
         return replace(found, allowed=allowed, derivation=f"{found.derivation}, and 1 of {operations.dtype}")
 
     def activation_grad(self, operations: Operations, before: torch.Tensor, cotangent: torch.Tensor) -> Found:
-        """Returns the gradient of `before`, computed in the dtype of the layers' outputs."""
         return super().activation_grad(replace(operations, dtype=self.case.activation_dtype), before, cotangent)

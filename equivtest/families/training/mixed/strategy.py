@@ -13,11 +13,10 @@ REDUCE_DTYPES = ("", "float32", "float32", "bfloat16", "float16")
 
 @Cases
 def mixed_cases(draw: Draw, space: Space) -> MixedCase:
-    """Draws cases with float32 parameters. Three in four cases train. In every case some parameter needs a gradient.
+    """Draws cases with float32 parameters, and the dtypes of NARROW that the space has, or all if it has none.
 
-    The narrower dtypes are the dtypes of NARROW that the space has. If the space has none of these dtypes, the narrower
-    dtypes are all dtypes of NARROW. Shrinks to one forward and backward of one row; both the computation and the
-    reduction of gradients then use the first narrower dtype.
+    Three in four cases train. In every case some parameter needs a gradient. Shrinks to one forward and backward of one
+    row; both the computation and the reduction of gradients then use the first narrower dtype.
     """
     fields = _pick_data_parallel(draw, Space(space.world_sizes, ("float32",)), "fsdp2", "", ("",))
     narrow = [dtype for dtype in NARROW if dtype in space.dtypes] or NARROW

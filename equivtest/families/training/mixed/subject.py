@@ -15,10 +15,6 @@ from equivtest.tensors import DTYPES
 
 
 def fsdp2_mixed_mlp(case: MixedCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains the perceptron with `fully_shard` on each layer and the whole module, all with one mixed-precision policy.
-
-    Returns the answers of all steps by name.
-    """
     return MixedRun(case, mesh, given).answers()
 
 

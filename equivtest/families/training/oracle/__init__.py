@@ -45,17 +45,15 @@ from equivtest.oracle.rounding import Operand
 @expect.register
 @expect_held.register
 def expect_mlp(case: PerceptronCase, index: int, held: Held | None = None) -> Expected:
-    """Returns every answer of a plain perceptron, see `expect_by`."""
     return expect_by(Reference, case, index, held)
 
 
 def expect_by(kind: type[Reference], case: PerceptronCase, index: int, held: Held | None) -> Expected:
-    """Returns the right value of every answer of every step. Each step starts from the state after the step before.
+    """Returns the answers of every step. Each step starts from the state after the step before.
 
     Args:
-        kind: Class that computes the answers.
-        held: Each rank's answers. If not None, each operation is judged from the ranks' operands. If None, an operation
-            takes the float64 result of the operation before, which equals the ranks' value only if everything is exact.
+        held: Each rank's answers, from which each operation takes its operands. If None, an operation takes the float64
+            result of the operation before, which equals the ranks' value only if everything is exact.
 
     Raises:
         InexactData: the drawn values break the conditions of exactness.
@@ -72,14 +70,9 @@ class TokenSums:
     operations: Operations
 
     def product(self, left: torch.Tensor, right: torch.Tensor) -> Found:
-        """Returns left @ right, a sum over tokens.
-
-        The tokens are the last dim of `left` and the first dim of `right`.
-        """
         return self.operations.product(left, right, split="tokens")
 
     def total(self, terms: torch.Tensor) -> Found:
-        """Returns the sum of `terms` over their first dim, the tokens."""
         return self.operations.total(terms)
 
 
@@ -91,7 +84,7 @@ class Reference:
 
     Attributes:
         given: The drawn global tensors, which have the case's dtype.
-        held: Each rank's answers; None if the answers are unknown.
+        held: Each rank's answers, if they are known.
         is_real: True if the values are real numbers, so that results are rounded.
     """
 
@@ -105,7 +98,6 @@ class Reference:
         self.shapes = self.case.shapes()
 
     def run(self) -> dict[str, Found]:
-        """Returns every expected answer by name."""
         case = self.case
         parameters = {name: self.given[name].double() for name in case.parameter_names()}
         for place in case.place_names():
@@ -137,9 +129,8 @@ class Reference:
     def add(self, name: str, result: Found, *, is_exact: bool = False) -> torch.Tensor:
         """Records an expected answer, and returns the value that the next operation takes as its operand.
 
-        The next operation takes the ranks' value, so that errors do not add up. If the ranks' value is unknown, the
-        next operation takes the value of `result`. The next operation also takes the value of `result` if `is_exact` is
-        True and `result` allows no error.
+        This is the ranks' value, so that errors do not add up. It is the value of `result` if the ranks' value is
+        unknown, or if `is_exact` is True and `result` allows no error.
         """
         self.found[name] = result
         if self.held is None or (is_exact and result.allowed is None):
@@ -149,35 +140,27 @@ class Reference:
 
     @property
     def hidden_split(self) -> str:
-        """Returns 'contraction' if the ranks divide a sum over the hidden features. Returns '' if they do not."""
+        """'contraction' if the ranks divide a sum over the hidden features, otherwise ''."""
         return "contraction" if self.case.num_hidden_parts > 1 else ""
 
     def sums(self, operations: Operations) -> Averages | TokenSums:
-        """Returns the operations that compute the parameters' gradients, which are sums over tokens."""
         if isinstance(self.case, DataParallelCase):
             return Averages(operations, self.case.num_averaged, self.case.micro_batches)
         return TokenSums(operations)
 
     def taken(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the tensor that a layer multiplies if its input is `tensor`. In this class it is `tensor` itself."""
+        """Returns the operand of a layer whose input is `tensor`. Subclasses may round it."""
         return tensor
 
     def activation(self, operations: Operations, before: torch.Tensor) -> Found:
-        """Returns the hidden activation, which is out_proj's input. `before` is in_proj's output."""
         return operations.activation(self.case.activation, before)
 
     def activation_grad(self, operations: Operations, before: torch.Tensor, cotangent: torch.Tensor) -> Found:
-        """Returns the gradient of `before`, which is in_proj's output.
-
-        `cotangent` is the gradient of the hidden activation.
-        """
+        """Returns the gradient of in_proj's output. `cotangent` is the gradient of the hidden activation."""
         return operations.activation_grad(self.case.activation, before, cotangent)
 
     def clip(self, step: int, operations: Operations, gradients: Mapping[str, Operand]) -> Mapping[str, Operand]:
-        """Returns the clipped gradients of the parameters, or `gradients` if the case does not clip.
-
-        Records the norm and the clipped gradients as expected answers.
-        """
+        """Returns the clipped gradients, and records them and the norm as expected answers."""
         case = self.case
         if not case.clips:
             return gradients
@@ -191,10 +174,7 @@ class Reference:
         }
 
     def leave(self, step: int, name: str, parameter: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
-        """Records that this step's update changes neither a parameter nor its optimizer state.
-
-        Call this method for a frozen parameter, or for a parameter without a gradient in this step.
-        """
+        """Records that this step's update changes neither a parameter without a gradient nor its optimizer state."""
         self.found[f"step{step}.param.{name}"] = Found.copy_of(parameter)
         for kind in self.case.state_names():
             if kind != "param" and name in self.case.names_left(kind):
@@ -209,10 +189,7 @@ class Reference:
         state: dict[str, torch.Tensor],
         gradient: Operand,
     ) -> torch.Tensor:
-        """Returns the parameter after the update of `step`, and replaces its optimizer state in `state`.
-
-        Records the parameter and the state as expected answers.
-        """
+        """Returns the updated parameter, replaces its optimizer state, and records both as expected answers."""
 
         def add(kind: str, result: Found) -> torch.Tensor:
             state[f"{kind}.{name}"] = self.add(f"step{step}.{kind}.{name}", result)
@@ -234,11 +211,7 @@ class Reference:
         return add("param", sgd_parameter(case, operations, parameter, gradient, lr, decays=not case.momentum))
 
     def run_step(self, step: int, operations: Operations, parameters: dict[str, torch.Tensor]) -> dict[str, Operand]:
-        """Records the expected answers of one step's forward and backward. Returns the gradients by name.
-
-        Args:
-            parameters: Weights and biases before the step, by name. They are global float64 tensors.
-        """
+        """Records the answers of one step's forward and backward. Returns the gradients by name."""
         case, product, sums = self.case, operations.product, self.sums(operations)
         x = self.taken(self.given[at_step(step, "x")].reshape(-1, case.in_features).double())
         cotangent = self.taken(self.given[at_step(step, "cotangent")].reshape(-1, case.out_features).double())
@@ -270,7 +243,7 @@ class Reference:
 
 
 def written(case: PerceptronCase, found: dict[str, Found]) -> Expected:
-    """Returns the expected answers in the case's order, each with its global shape and the layout that it must have."""
+    """Gives each expected answer its global shape and the layout that it must have."""
     shapes, layouts, flags = case.shapes(), case.layouts(), case.given_flags()
     outputs = {at_step(step, "output") for step in range(1, case.steps + 1)}
     tensors = {}

@@ -44,10 +44,7 @@ EPS = 1e-6
 def total_norm(gradients: Sequence[torch.Tensor], norm_type: str, axes: Iterable[int], operations: Operations) -> Found:
     """Returns the norm of all elements of all gradients, a 0-dim tensor, with its bound.
 
-    Args:
-        gradients: Global float64 tensors of any shapes. Together they have at least one element.
-        norm_type: '1', '2' or 'inf'.
-        axes: Number of ranks along each mesh axis over which norms are reduced, one axis after the other.
+    `axes` are the numbers of ranks along the mesh axes over which norms are reduced, one axis after the other.
     """
     elements = torch.cat([gradient.reshape(-1) for gradient in gradients]).abs()
     if norm_type == "inf":
@@ -89,10 +86,7 @@ def _norm_within(
 
 
 def _reach(norm: torch.Tensor, p: float, relative: float, absolute: float) -> torch.Tensor:
-    """Returns a bound for the error of the norm, as a 0-dim tensor.
-
-    The norm is the p-th root of a sum of powers. The error of this sum is `relative` * sum + `absolute`.
-    """
+    """Returns a bound for the error of the p-th root of a sum whose error is `relative` * sum + `absolute`."""
     power = norm.pow(p)
     share = relative + absolute / power
     low, high = (1 - share).clamp(min=0).pow(1 / p), (1 + share).pow(1 / p)
@@ -100,13 +94,7 @@ def _reach(norm: torch.Tensor, p: float, relative: float, absolute: float) -> to
 
 
 def clipped(gradient: torch.Tensor, norm: torch.Tensor, max_norm: float, arithmetic: Arithmetic) -> Found:
-    """Returns the gradient after clipping, with its bound.
-
-    Args:
-        gradient: Global float64 tensor of any shape.
-        norm: The ranks' value of the norm over all parameters, a 0-dim float64 tensor.
-        max_norm: Largest norm that is not clipped.
-    """
+    """Returns the gradient after clipping, with its bound. `norm` is the ranks' value, over all parameters."""
     u_o, u_a, eta = arithmetic.u_o, arithmetic.u_a, arithmetic.eta
     shifted = Interval.of(norm).plus(Interval.of(torch.tensor(EPS, dtype=torch.float64)))
     shifted = shifted.widened(growth((1, u_o), (2, u_a)), eta)

@@ -58,10 +58,7 @@ class AdamOptions:
 def sgd_step(
     param: Operand, momentum_buffer: Operand | None, grad: Operand, options: SgdOptions, arithmetic: Arithmetic
 ) -> dict[str, Bounded]:
-    """Returns 'param' and, with momentum, 'momentum_buffer' after one step of SGD, with bounds.
-
-    `momentum_buffer` is the buffer before the step. If it is None, this is the first step.
-    """
+    """Returns 'param' and, with momentum, 'momentum_buffer' after one step. The first step gets no buffer."""
     step = grad
     if options.weight_decay:
         step = _sum_of(1.0, step, options.weight_decay, param, arithmetic)
@@ -79,10 +76,7 @@ def sgd_step(
 def nesterov_step(
     param: Operand, momentum_buffer: Operand, grad: Operand, options: SgdOptions, arithmetic: Arithmetic
 ) -> Bounded:
-    """Returns the parameter after one step of SGD with Nesterov's momentum, with its bound.
-
-    `momentum_buffer` is the buffer after that step.
-    """
+    """Returns the parameter after one step with Nesterov's momentum. `momentum_buffer` is from after the step."""
     step = grad
     if options.weight_decay:
         step = _sum_of(1.0, step, options.weight_decay, param, arithmetic)
@@ -147,17 +141,11 @@ class Interval:
         return Interval(self.low + other.low, self.high + other.high)
 
     def larger(self, other: Interval) -> Interval:
-        """Returns an interval for the maximum of two numbers, element by element.
-
-        Each number is in one of the two intervals.
-        """
+        """Returns an interval for the maximum of two numbers, one from each interval."""
         return Interval(torch.maximum(self.low, other.low), torch.maximum(self.high, other.high))
 
     def over(self, other: Interval) -> Interval:
-        """Returns the quotient of two intervals. The interval `other` is positive.
-
-        The quotient is unbounded for elements for which `other` may contain zero.
-        """
+        """Returns the quotient by a positive interval. It is unbounded where `other` may contain zero."""
         corners = torch.stack([a / b for a in (self.low, self.high) for b in (other.low, other.high)])
         lost = other.low <= 0
         low = torch.where(lost, -torch.inf, corners.amin(0))
@@ -177,7 +165,7 @@ def adamw_step(
     Args:
         moments: 'exp_avg' and 'exp_avg_sq' before the step. With amsgrad also 'max_exp_avg_sq', whose root then divides
             the step instead of the root of 'exp_avg_sq'.
-        num_steps: Number of steps including this step, at least 1. It is the exponent of the bias corrections.
+        num_steps: Number of steps including this step, the exponent of the bias corrections.
     """
     u_o, u_a, eta = arithmetic.u_o, arithmetic.u_a, arithmetic.eta
     exp_avg, exp_avg_sq, *largest = moments
@@ -221,7 +209,7 @@ def _adamw_exact(
 
 
 def _first_moment(exp_avg: Operand, grad: Operand, options: AdamOptions, arithmetic: Arithmetic) -> Interval:
-    """Encloses AdamW's first moment after the step, which torch computes by lerp, in an interval per element.
+    """Encloses AdamW's first moment after the step, which torch computes by lerp.
 
     With m = `exp_avg` and g = `grad`, torch computes m + (1 - beta1)(g - m) if beta1 > 0.5, and g - beta1 (g - m) if
     not. The terms may cancel.
@@ -237,10 +225,9 @@ def _first_moment(exp_avg: Operand, grad: Operand, options: AdamOptions, arithme
 
 
 def _second_moment(exp_avg_sq: Operand, grad: Operand, options: AdamOptions, arithmetic: Arithmetic) -> Interval:
-    """Encloses AdamW's second moment after the step in an interval per element.
+    """Encloses beta2 v + (1 - beta2) g g, AdamW's second moment, with v = `exp_avg_sq` and g = `grad`.
 
-    The second moment is beta2 v + (1 - beta2) g g, where v = `exp_avg_sq` and g = `grad`. The left product has two
-    roundings, and the right product has three. Both products and their sum are stored.
+    The left product has two roundings, and the right product has three. Both products and their sum are stored.
     """
     v, g = Interval.of(exp_avg_sq), Interval.of(grad)
     squares = torch.stack([g.low**2, g.high**2])

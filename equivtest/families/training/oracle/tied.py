@@ -26,7 +26,6 @@ ONE_STORAGE = Found(torch.tensor(1.0, dtype=torch.float64), None, "equal: one pa
 
 
 def weight_of_out_proj(case: PerceptronCase, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Returns the weight (out_features, hidden_features) by which the second layer multiplies."""
     weight = parameters[case.parameter_at("out_proj.weight")]
     return weight.T if case.tied == "transposed" else weight
 
@@ -40,9 +39,8 @@ def grad_of_tied(
     """Returns the tied weight's gradient (hidden_features, in_features), averaged over the ranks.
 
     Args:
-        in_use: Gradient of in_proj's output, and in_proj's input x, each with one row per row of the batch. The
-            gradient has no elements if the backward does not reach in_proj.
-        out_use: Cotangent and hidden activation, each with one row per row of the batch.
+        in_use: Gradient of in_proj's output, without elements if the backward does not reach in_proj, and x.
+        out_use: Cotangent and hidden activation.
     """
     pairs = [in_use] if in_use[0].numel() else []
     pairs.append(out_use if case.tied == "same" else (out_use[1], out_use[0]))
@@ -53,22 +51,16 @@ def grad_of_tied(
 
 
 def _by_block(tensors: Sequence[torch.Tensor], num_blocks: int) -> torch.Tensor:
-    """Joins the tensors' rows block by block. Block 1 of each tensor comes first, then block 2 of each tensor.
-
-    A block is one micro-batch of one rank.
-    """
+    """Joins the tensors' rows: block 1 of each tensor, then block 2. A block is one micro-batch of one rank."""
     blocks = zip(*(tensor.chunk(num_blocks) for tensor in tensors), strict=True)
     return torch.cat([use for uses in blocks for use in uses])
 
 
 def _in_units_of(first: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns `left` and `right` after a power of two was moved from one tensor to the other.
+    """Moves a power of two from one factor of a product to the other, so that `left` has the unit of `first`.
 
-    The product of the two tensors stays the same.
-
-    A tensor's unit is the largest power of two that divides all its elements. The returned `left` has the unit of
-    `first`, so that the left factors of several products can be joined in one tensor with that unit. If a tensor has no
-    unit, both tensors are returned unchanged.
+    A tensor's unit is the largest power of two that divides all its elements. With one unit, the left factors of
+    several products can be joined in one tensor. A tensor without a unit changes nothing.
     """
     try:
         power = 2.0 ** (find_integers("first", first).exponent - find_integers("left", left).exponent)

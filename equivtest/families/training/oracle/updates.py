@@ -25,10 +25,7 @@ from equivtest.oracle.rounding import Bounded, Operand
 
 
 def maximizing(gradient: Operand) -> Operand:
-    """Returns the gradient with the other sign, which rounds nothing.
-
-    An optimizer with the option `maximize` subtracts this gradient.
-    """
+    """Returns the gradient that the option `maximize` subtracts. Changing the sign rounds nothing."""
     return replace(gradient, value=-gradient.value) if isinstance(gradient, Bounded) else -gradient
 
 
@@ -39,12 +36,9 @@ def sgd_momentum(
     momentum: torch.Tensor | None,
     gradient: Operand,
 ) -> Found:
-    """Returns SGD's momentum buffer after an update.
+    """Returns the buffer momentum * buffer + (1 - dampening) * (gradient + weight_decay * parameter).
 
-    `momentum` is the buffer before the update; None at the first update.
-
-    The buffer becomes case.momentum * buffer + (1 - dampening) * (gradient + weight_decay * parameter). At the first
-    update there is no buffer to add, and nothing is dampened.
+    At the first update there is no buffer to add, and nothing is dampened.
     """
     dampening = DAMPENING if case.variant == "dampened" and momentum is not None else 0.0
     terms = [(1.0 - dampening, gradient)]
@@ -65,11 +59,7 @@ def sgd_momentum(
 def sgd_parameter(
     case: PerceptronCase, operations: Operations, parameter: torch.Tensor, step: Operand, lr: float, *, decays: bool
 ) -> Found:
-    """Returns parameter - lr * step, where `step` is the momentum buffer or the gradient.
-
-    If `decays` is True, `step` is a gradient without weight decay, so weight_decay * parameter is added to `step`
-    first.
-    """
+    """Returns parameter - lr * step, where `step` is the buffer, or if `decays` the gradient before weight decay."""
     weight_decay = case.weight_decay if decays else 0.0
     terms = [(1.0, parameter), (-lr, step), (-lr * weight_decay, parameter)]
 
@@ -88,11 +78,7 @@ def nesterov_parameter(
     gradient: Operand,
     lr: float,
 ) -> Found:
-    """Returns the parameter after an update of SGD with Nesterov's momentum.
-
-    The parameter becomes parameter - lr * (gradient + weight_decay * parameter + case.momentum * buffer). The argument
-    `momentum` is the buffer after that update.
-    """
+    """Returns parameter - lr * (gradient + weight_decay * parameter + case.momentum * buffer after the update)."""
     terms = [(1.0, parameter), (-lr, gradient), (-lr * case.momentum, momentum)]
     terms += [(-lr * case.weight_decay, parameter)] if case.weight_decay else []
 
@@ -106,10 +92,7 @@ def nesterov_parameter(
 def _weighted_sum(
     operations: Operations, terms: Sequence[tuple[float, Operand]], bounded: Callable[[], Bounded]
 ) -> Found:
-    """Returns the weighted sum of `terms`.
-
-    The sum is exact if every term is known exactly and nothing rounds. Otherwise the result is `bounded()`.
-    """
+    """Returns the sum of factor * term, exact if every term is known exactly and nothing rounds, else `bounded()`."""
     known = [(factor, term) for factor, term in terms if isinstance(term, torch.Tensor)]
     return operations.weighted_sum(known, bounded) if len(known) == len(terms) else Found.within(bounded())
 
@@ -123,13 +106,7 @@ def adamw(
     gradient: Operand,
     lr: float,
 ) -> dict[str, Found]:
-    """Returns 'param' and the optimizer's states after update number `number`, each with its bound.
-
-    Updates are counted from 1.
-
-    Args:
-        moments: 'exp_avg', 'exp_avg_sq' and, with amsgrad, 'max_exp_avg_sq' before the update.
-    """
+    """Returns 'param' and the optimizer's states after update number `number`, counted from 1."""
     options = AdamOptions(lr, weight_decay=case.weight_decay)
     after = adamw_step(parameter, moments, gradient, number, options, operations.arithmetic)
     return {name: Found.within(after[name]) for name in (*case.state_names()[1:], "param")}

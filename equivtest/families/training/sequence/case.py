@@ -46,7 +46,6 @@ class MlpCase(PerceptronCase):
 
     @property
     def sequence_is_uneven(self) -> bool:
-        """True if the ranks' shards of x and of the output differ in size."""
         return self.leading[self.sequence_dim] % self.world_size != 0
 
     def layout_of(self, name: str, shape: Shape) -> Layout:
@@ -63,8 +62,4 @@ class MlpCase(PerceptronCase):
 
     @property
     def shard_kind(self) -> str:
-        """Returns the more uneven of two kinds of shards: of the sequence, and of the hidden features.
-
-        A kind is 'even', 'uneven' or 'empty'. 'empty' is the most uneven.
-        """
         return self.worst_shard_kind(("x", "param.in_proj.weight"))

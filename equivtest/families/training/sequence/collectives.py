@@ -10,7 +10,7 @@ from equivtest.oracle.collectives import Collectives, distribute_parameters, exp
 
 @expected_collectives.register
 def mlp_collectives(case: MlpCase, rank: int) -> Collectives:
-    """Returns the collectives of one rank.
+    """Returns the collectives of all steps.
 
     Parameters are distributed first. Then each step has two collectives in the forward and two in the backward. In the
     forward, x is gathered along the sequence for in_proj, and the partial output of out_proj is reduced and scattered
@@ -18,8 +18,8 @@ def mlp_collectives(case: MlpCase, rank: int) -> Collectives:
     the gradient of x, which is a partial sum, is reduced and scattered. No other tensor, and no update, takes a
     collective.
 
-    Source: ColwiseParallel and RowwiseParallel in torch/distributed/tensor/parallel/style.py
-    (2.13.0); the backward by the chain rule.
+    Source: ColwiseParallel and RowwiseParallel in torch/distributed/tensor/parallel/style.py (2.13.0); the backward by
+    the chain rule.
     """
     shapes, layouts = case.shapes(), case.layouts()
     calls = distribute_parameters(case, rank, case.parameter_names())

@@ -9,5 +9,4 @@ if TYPE_CHECKING:
 
 
 def hidden_is_uneven(case: MlpCase) -> bool:
-    """True if ranks have different numbers of hidden features."""
     return case.hidden_features % case.world_size != 0

@@ -22,25 +22,17 @@ from equivtest.families.training.subject import Mlp, PerceptronRun
 
 
 def sequence_parallel_mlp(case: MlpCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains the perceptron, with x and output sharded along the sequence and weights along the hidden features.
-
-    Returns the answers of all steps by name.
-    """
     return Run(case, mesh, given).answers()
 
 
 class Run(PerceptronRun):
-    """Runs a case on this rank."""
-
     case: MlpCase
     module: ClassVar[type[Mlp]] = Mlp
 
     def build(self) -> nn.Module:
-        """Returns the parallelized module."""
         return parallelize_module(self.module(self.case, self.given), self.mesh, self.plan())
 
     def plan(self) -> dict[str, ParallelStyle]:
-        """Returns the parallel style of each layer."""
         sequence = torch_placement(self.case, "x")
         return {
             "in_proj": ColwiseParallel(input_layouts=sequence, use_local_output=self.case.use_local_output),
@@ -48,7 +40,6 @@ class Run(PerceptronRun):
         }
 
     def run_step(self, step: int) -> None:
-        """Runs forward and backward of one step, on that step's x and cotangent."""
         case = self.case
         x = self.given[at_step(step, "x")].detach().requires_grad_("x" in case.requires_grad)  # the harness's memory
         output = self.forward(as_dtensor(x, case, at_step(step, "x"), self.mesh) if case.x_is_dtensor else x)

@@ -76,10 +76,7 @@ class TwoAxisCase(DataParallelCase):
         return Layout((Shard(0), Shard(self.num_dims - 1) if is_hidden else Replicate()))
 
     def _parameter_layout(self, base: str, shape: Shape) -> Layout:
-        """Returns the layout of the parameter `base`.
-
-        For fsdp2_tp the layout shards dim 0 along the second axis first, then each shard along the first axis.
-        """
+        """For fsdp2_tp the layout shards dim 0 along the second axis first, then each shard along the first axis."""
         if self.style == "hsdp":
             return Layout((Replicate(), Shard(self._shard_dim(base))))
         if base == "out_proj.bias":

@@ -11,6 +11,6 @@ if TYPE_CHECKING:
 
 
 def has_rank_without_hidden(case: TwoAxisCase) -> bool:
-    """True if there are so few hidden features that the last rank of a mesh row has none."""
+    """True if the last rank of a mesh row has no hidden feature."""
     start, stop = shard_bounds(case.hidden_features, case.num_hidden_parts, case.num_hidden_parts - 1)
     return start == stop

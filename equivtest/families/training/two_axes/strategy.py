@@ -20,11 +20,10 @@ No collectives of clipping are documented, and nearly half of the cases clip.
 
 @Cases
 def two_axis_cases(draw: Draw, space: Space, *, style: str) -> TwoAxisCase:
-    """Draws cases of a perceptron on a mesh of two axes.
+    """Draws cases, three in four of which train. In every case some parameter needs a gradient.
 
-    Three in four cases train. In every case some parameter needs a gradient. The hidden activation is a plain tensor
-    only if its shards are even, because torch assumes even shards of plain tensors. Shrinks to one forward and backward
-    of one row.
+    The hidden activation is a plain tensor only if its shards are even, because torch assumes even shards of plain
+    tensors. Shrinks to one forward and backward of one row.
     """
     fields = _pick_data_parallel(draw, space, "fsdp2", "", TIES_DRAWN if style == "hsdp" else ("",))
     mesh = pick(draw, "mesh", two_axis_meshes(fields["world_size"], style), kind_of_mesh)
@@ -39,10 +38,9 @@ def two_axis_cases(draw: Draw, space: Space, *, style: str) -> TwoAxisCase:
 
 @cache
 def two_axis_meshes(world_size: int, style: str) -> tuple[Shape, ...]:
-    """Returns every mesh of two axes for this world size.
+    """Returns a table of meshes. Those with several ranks on both axes occur most often.
 
-    Meshes with several ranks on both axes occur more often than others. For hsdp, meshes with one rank on the second
-    axis occur less often, because they shard nothing.
+    For hsdp, meshes with one rank on the second axis occur less often, because they shard nothing.
     """
     pairs = [(size, world_size // size) for size in range(1, world_size + 1) if world_size % size == 0]
     dividing = [pair for pair in pairs if pair[1] > 1] * (4 if style == "hsdp" else 0)

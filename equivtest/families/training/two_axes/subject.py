@@ -22,18 +22,10 @@ from equivtest.families.training.two_axes.case import TwoAxisCase
 
 
 def fsdp2_tp_mlp(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains the perceptron with tensor parallelism along the second mesh axis and `fully_shard` along the first.
-
-    Returns the answers of all steps by name.
-    """
     return Fsdp2TpRun(case, mesh, given).answers()
 
 
 def hsdp_mlp(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains the perceptron with `fully_shard` on both mesh axes, and returns the answers of all steps by name.
-
-    Parameters are sharded along the second axis and replicated along the first.
-    """
     return HsdpRun(case, mesh, given).answers()
 
 
@@ -62,26 +54,19 @@ class Fsdp2TpRun(Fsdp2Run):
         return self.shard(model, self.mesh["dp"])
 
     def plan(self) -> dict[str, ParallelStyle]:
-        """Returns the parallel style of each layer along a row of the mesh."""
         return {
             "in_proj": ColwiseParallel(use_local_output=self.case.use_local_output),
             "out_proj": RowwiseParallel(),
         }
 
     def keep(self, name: str, tensor: torch.Tensor | None) -> None:
-        """Records a copy of the tensor as the answer `name`.
-
-        In the program, an activation is a DTensor on a mesh of only one axis. The answer is a DTensor on both axes.
-        """
+        """The program's activations are DTensors on one mesh axis. The answers are DTensors on both axes."""
         if isinstance(tensor, DTensor) and tensor.device_mesh.ndim == 1:
             tensor = self.of_both_axes(tensor)
         super().keep(name, tensor)
 
     def of_both_axes(self, tensor: DTensor) -> DTensor:
-        """Returns the activation as a DTensor on both mesh axes, with the rows of the whole batch.
-
-        This method uses no collective.
-        """
+        """Returns the activation on both mesh axes, with the rows of the whole batch, without a collective."""
         whole = torch.empty((self.case.mesh[0] * tensor.shape[0], *tensor.shape[1:]), device="meta")
         placements, local = (Shard(0), *tensor.placements), tensor.to_local().detach()
         made = DTensor.from_local(

@@ -12,8 +12,4 @@ from equivtest.families.training.values.real import draw_real_mlp
 
 @draw.register
 def draw_mlp_case(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
-    """Returns the tensors of draw number `index` by name.
-
-    The tensors have integers for an exact mode of values, and real numbers for any other mode.
-    """
     return (draw_real_mlp if case.values[index][0] == "real" else draw_mlp)(case, index)

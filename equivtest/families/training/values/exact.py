@@ -84,7 +84,6 @@ def _divisor(case: PerceptronCase) -> int:
 
 
 def _draw_parameters(plan: Plan, mode: str, seed: int) -> dict[str, torch.Tensor]:
-    """Draws int64 tensors for both layers' weights and biases, by parameter name."""
     sources = {name: generator(mode, seed, name) for name in ("w1", "b1", "w2", "b2")}
     low = {name: _lowest(mode, name, getattr(plan, name)) for name in ("w1", "w2")}
     cap1, w1 = (min(plan.cap1, plan.cap2), min(plan.w1, plan.w2)) if plan.tied else (plan.cap1, plan.w1)
@@ -99,10 +98,10 @@ def _draw_parameters(plan: Plan, mode: str, seed: int) -> dict[str, torch.Tensor
 def _draw_step(plan: Plan, mode: str, seed: int, step: int, num_sums: int) -> dict[str, torch.Tensor]:
     """Draws int64 tensors for x and the cotangent of one step, by name.
 
-    The batch has `num_sums` equal parts. If there are several parts, every second part of the cotangent has a finer
-    unit (a smaller power of two), because only the sums within a part must be exact. After an update sums are rounded,
-    and a sum over tokens that nearly cancels would give no conclusion. So in later steps most rows of a feature have
-    one sign.
+    The batch has `num_sums` equal parts. If there are several, every second part of the cotangent has a finer unit (a
+    smaller power of two), because only the sums within a part must be exact. After an update sums are rounded, and a
+    sum over tokens that nearly cancels would give no conclusion. So in later steps most rows of a feature have one
+    sign.
     """
     x_name, g_name = at_step(step, "x"), at_step(step, "cotangent")
     x_source, g_source = generator(mode, seed, x_name), generator(mode, seed, g_name)
@@ -119,27 +118,19 @@ def _draw_step(plan: Plan, mode: str, seed: int, step: int, num_sums: int) -> di
 
 
 def _leaning(rows: torch.Tensor, source: torch.Generator) -> torch.Tensor:
-    """Returns the rows with changed signs. In each column, seven in eight elements lie on the same side of zero."""
+    """Changes signs so that in each column seven in eight elements lie on the same side of zero."""
     sides = odd_integers(rows.shape[1:], 1, 1, source)
     kept = torch.randint(4, rows.shape, generator=source, device="cpu") == 0
     return torch.where(kept, rows, rows.abs() * sides)
 
 
 def _lowest(mode: str, name: str, largest: int) -> int:
-    """Returns the smallest magnitude to draw for the tensor `name`, whose largest magnitude is `largest`.
-
-    The smallest magnitude is 1. If the tensor's integers have all significand bits in this mode, it is a number above
-    half of `largest`.
-    """
+    """Returns the smallest magnitude: above half of `largest` if integers have all significand bits, else 1."""
     return odd_floor(largest // 2 + 1) if WIDE.get(mode) == name else 1
 
 
 def _sparse(num_rows: int, num_columns: int, cap: int, low: int, high: int, source: torch.Generator) -> torch.Tensor:
-    """Returns an int64 matrix with at most `cap` nonzero elements in each row and column.
-
-    The matrix has the shape (num_rows, num_columns). The nonzero elements are odd, have magnitudes from `low` to
-    `high`, and lie at random places.
-    """
+    """Returns a matrix of odd integers at random places, at most `cap` in each row and column, and zeros elsewhere."""
     longer = max(num_rows, num_columns)
     rows = permutation(num_rows, source) * (longer // num_rows)
     columns = permutation(num_columns, source) * (longer // num_columns)
@@ -150,7 +141,7 @@ def _sparse(num_rows: int, num_columns: int, cap: int, low: int, high: int, sour
 def _activate(integers: dict[str, torch.Tensor], plan: Plan, mode: str, seed: int) -> None:
     """Changes the signs of weights and biases of hidden features, in place, so that tokens activate them.
 
-    Each feature belongs to a token, and the next feature belongs to the next token. If the feature's sum of products is
+    Each feature belongs to a token, and the next feature to the next token. If the feature's sum of products is
     negative for its token, all signs of the feature change, except in every fourth feature. If all signs were random, a
     case of one token and one hidden feature would be zero half of the time.
     """
@@ -165,10 +156,9 @@ def _activate(integers: dict[str, torch.Tensor], plan: Plan, mode: str, seed: in
 
 
 def _largest_gradient(integers: dict[str, torch.Tensor], tied: str) -> int:
-    """Returns the largest magnitude of an element of the first step's parameter gradients, summed over all tokens.
+    """Returns the largest magnitude in the first step's parameter gradients, in integers.
 
-    The result is the magnitude before the integers are multiplied by powers of two. A tied weight has two gradients,
-    one per layer, and the sum of both counts too.
+    A tied weight has two gradients, one per layer, and the sum of both counts too.
     """
     x, cotangent, first = (integers[name] for name in ("x", "cotangent", "in_proj.weight"))
     before = x @ first.T + integers.get("in_proj.bias", 0)
@@ -180,10 +170,7 @@ def _largest_gradient(integers: dict[str, torch.Tensor], tied: str) -> int:
 
 
 def _exponents(case: PerceptronCase, mode: str, seed: int) -> dict[str, int]:
-    """Returns, by name, the exponent of the power of two by which each tensor's integers are multiplied.
-
-    x has the same exponent in every step, and the cotangent too has the same exponent in every step.
-    """
+    """Returns the exponent of two by which each tensor's integers are multiplied, the same in every step."""
     names = ("x", "in_proj.weight", "out_proj.weight", "cotangent")
     span = 1 - _LOWEST_EXPONENT
     found = {name: _LOWEST_EXPONENT + hash_of(mode, seed, f"{name} exponent") % span for name in names}

@@ -51,8 +51,8 @@ class Plan:
     def sums(self) -> dict[str, int]:
         """Maps caps to the largest sum of the magnitudes of the terms behind one element of an answer.
 
-        A key names the caps on which the sum depends. A cap is a number of nonzero elements. The key 'cap1 cap2', for
-        example, is for the output, which sums products with both weights.
+        A key names the caps on which the sum depends. For example, the key 'cap1 cap2' is for the output, which sums
+        products with both weights.
         """
         before = min(self.features, self.cap1) * self.x * self.w1 + self.b1
         after = min(self.hidden, self.cap2) * self.w2 * before + self.b2 * self.world_size
@@ -68,7 +68,6 @@ class Plan:
         return forward | {"cap1 cap2 cap_g": grad_x, "cap2 cap_g": of_in, "cap1 cap_g": of_out}
 
     def fits(self, limit: int) -> bool:
-        """True if no sum exceeds `limit`."""
         return max(self.sums().values()) <= limit
 
 
@@ -96,7 +95,6 @@ def choose_plan(
 
     Args:
         limit: Largest sum of the magnitudes of the terms behind one element: 2**p for p significand bits.
-        has_b1: True if in_proj has a bias.
         averaged: Factor by which the cotangent is later multiplied.
     """
     b2 = 1 if small else odd_floor(max(1, limit // 8 // world_size))
@@ -112,10 +110,7 @@ def choose_plan(
 
 
 def _thinner(plan: Plan, limit: int) -> Plan:
-    """Returns a plan with fewer nonzero elements, in which one cap is lower.
-
-    This is the largest of the caps on which a sum above `limit` depends.
-    """
+    """Lowers the largest of the caps on which a sum above `limit` depends."""
     names = {name for caps, total in plan.sums().items() if total > limit for name in caps.split()}
     name = max(sorted(names), key=lambda name: getattr(plan, name))
     cap = getattr(plan, name)
@@ -124,10 +119,7 @@ def _thinner(plan: Plan, limit: int) -> Plan:
 
 
 def _larger(plan: Plan, limit: int) -> Plan:
-    """Returns a plan with larger magnitudes, raised in turn until no larger plan has all sums within `limit`.
-
-    Magnitudes are raised in large steps first.
-    """
+    """Raises magnitudes in turn, in large steps first, until no larger plan has all sums within `limit`."""
     for doubling in (True, False):
         raised = True
         while raised:

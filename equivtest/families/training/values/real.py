@@ -63,9 +63,8 @@ def draw_real_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
 def _activate(given: dict[str, torch.Tensor], case: PerceptronCase, first: int) -> None:
     """Changes the signs of weights and biases of hidden features, so that tokens activate them.
 
-    Each feature belongs to a token. The first feature belongs to token number `first`, and the next feature belongs to
-    the next token. If the feature's sum of products is negative for its token, all signs of the feature change, except
-    in every fourth feature.
+    Each feature belongs to a token: the first to token number `first`, the next to the next token. If the feature's sum
+    of products is negative for its token, all signs of the feature change, except in every fourth feature.
     """
     x, weight = given["x"].reshape(-1, case.in_features), given["in_proj.weight"]
     hidden = torch.arange(case.hidden_features, device="cpu")

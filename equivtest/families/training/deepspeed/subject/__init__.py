@@ -30,23 +30,15 @@ TAG = "saved"
 
 
 def deepspeed_mlp_all_gather(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains the perceptron with DeepSpeed's ZeRO-3 engine, and returns the answers of all steps by name.
-
-    The engine fetches parameters by all_gather, its default.
-    """
     return run(case, mesh, given, by_all_reduce=False)
 
 
 def deepspeed_mlp_all_reduce(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains the perceptron with DeepSpeed's ZeRO-3 engine, and returns the answers of all steps by name.
-
-    The engine fetches parameters by all_reduce if several are fetched together.
-    """
+    """Fetches parameters by all_reduce if several are fetched together."""
     return run(case, mesh, given, by_all_reduce=True)
 
 
 def run(case: EngineCase, mesh: DeviceMesh, given: Given, *, by_all_reduce: bool) -> Answers:
-    """Creates a stage 3 engine, trains with the engine, destroys the engine, and returns its answers."""
     return live(DeepSpeedRun(case, mesh, given, by_all_reduce=by_all_reduce))
 
 
@@ -87,8 +79,6 @@ def number_alike(init: Any, mesh: DeviceMesh) -> None:
 
 
 class DeepSpeedRun(DataParallelRun):
-    """Runs a case on this rank with DeepSpeed's engine."""
-
     case: EngineCase
 
     def __init__(self, case: EngineCase, mesh: DeviceMesh, given: Given, *, by_all_reduce: bool) -> None:
@@ -109,13 +99,11 @@ class DeepSpeedRun(DataParallelRun):
         return self.model
 
     def make_model(self) -> Mlp:
-        """Returns the unsharded module, which is passed to the engine."""
         model = Mlp(self.case, self.initial)
         model.wrap()
         return model
 
     def config(self) -> dict[str, object]:
-        """Returns the engine's configuration, which allows any torch optimizer and contains the case's options."""
         case = self.case
         return {
             "train_micro_batch_size_per_gpu": 1,
@@ -134,10 +122,7 @@ class DeepSpeedRun(DataParallelRun):
         }
 
     def stage_config(self) -> dict[str, object]:
-        """Returns the options of DeepSpeed's configuration about partitioned parameters, which only stage 3 has.
-
-        A subclass for other stages returns the options of these stages.
-        """
+        """Returns the options of the configuration that only one stage has."""
         case = self.case
         return {
             FLAG: self.by_all_reduce,
@@ -150,12 +135,7 @@ class DeepSpeedRun(DataParallelRun):
         }
 
     def sequentially(self) -> dict[str, bool]:
-        """Returns the option `stage3_allgather_sequential` if the case requests this option.
-
-        Returns {} if it does not.
-
-        DeepSpeed has this option since 0.18.
-        """
+        """DeepSpeed has the option `stage3_allgather_sequential` since 0.18."""
         if not self.case.sequential:
             return {}
         if "allgather_sequential" not in self.options.model_fields:
@@ -197,11 +177,7 @@ class DeepSpeedRun(DataParallelRun):
         self.engine.step()
 
     def go_on(self, optimizer: torch.optim.Optimizer, step: int) -> torch.optim.Optimizer:
-        """Returns the optimizer for the step after `step`.
-
-        After step `saved_after` this method saves a checkpoint, replaces the engine by a new engine that loads the
-        checkpoint, and returns the new engine's optimizer.
-        """
+        """After step `saved_after`, saves a checkpoint and replaces the engine by a new one that loads it."""
         if step != self.case.saved_after:
             return optimizer
         with shared_folder(self.mesh) as folder:
@@ -214,11 +190,7 @@ class DeepSpeedRun(DataParallelRun):
         return self.make_optimizer()
 
     def load(self, folder: str) -> None:
-        """Loads parameters and optimizer states from the checkpoint in the folder.
-
-        Raises:
-            RuntimeError: there is no checkpoint that DeepSpeed can load.
-        """
+        """Raises RuntimeError if the folder has no checkpoint that DeepSpeed can load."""
         path, _ = self.engine.load_checkpoint(folder, tag=TAG)
         if path is None:
             raise RuntimeError(f"DeepSpeed loads nothing from {folder}")
@@ -230,10 +202,7 @@ class DeepSpeedRun(DataParallelRun):
         return self.without_padding(name, found)
 
     def without_padding(self, name: str, partition: torch.Tensor) -> torch.Tensor:
-        """Returns a copy of the partition with zeros as padding.
-
-        DeepSpeed never writes padding, so its values differ between runs.
-        """
+        """Returns a copy of the partition with zeros as padding, which DeepSpeed never writes."""
         start = self.mesh.get_local_rank() * partition.numel()
         parameter: Any = self.model.get_parameter(name)
         copy = partition.detach().clone()

@@ -32,31 +32,20 @@ FLAG = "stage3_use_all_reduce_for_fetch_params"
 def deepspeed_fetch_all_gather(
     case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]
 ) -> dict[str, Placed]:
-    """Partitions parameters with DeepSpeed and fetches them by all_gather, its default.
-
-    Returns the partitions and the fetched parameters, by name.
-    """
     return run_fetch(case, mesh, given, by_all_reduce=False)
 
 
 def deepspeed_fetch_all_reduce(
     case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]
 ) -> dict[str, Placed]:
-    """Partitions parameters with DeepSpeed and fetches them by all_reduce.
-
-    DeepSpeed uses all_reduce only if it fetches two or more parameters together.
-
-    Returns the partitions and the fetched parameters, by name.
-    """
+    """DeepSpeed uses all_reduce only if it fetches two or more parameters together."""
     return run_fetch(case, mesh, given, by_all_reduce=True)
 
 
 def run_fetch(
     case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor], *, by_all_reduce: bool
 ) -> dict[str, Placed]:
-    """Partitions the parameters in `given` and fetches all of them together.
-
-    Returns the partitions and the fetched parameters, by name.
+    """Returns the partitions and the fetched parameters, by name.
 
     Raises:
         NotSupported: zero.Init refuses the dtype. DeepSpeed 0.19.8 accepts float64 only on a CPU without kernels for
@@ -90,11 +79,7 @@ def run_fetch(
 
 @cache
 def joined_deepspeed(device_type: str) -> ModuleType:
-    """Imports DeepSpeed and joins it to the process group of this rank. Returns the module.
-
-    When DeepSpeed joins, it compiles an operator for inference. No subject uses that operator, so this function
-    prevents the compilation.
-    """
+    """Imports DeepSpeed and joins it to this rank's group, without compiling its operator for inference."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_SIZE": world_size}
     os.environ.update({name: str(value) for name, value in places.items()})

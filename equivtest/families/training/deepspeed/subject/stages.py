@@ -21,16 +21,10 @@ from equivtest.families.training.subject import STATE_KEYS
 
 
 def deepspeed_mlp_stages_1_and_2(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains the perceptron with DeepSpeed's ZeRO-1 or ZeRO-2 engine, as the case's `stage` says.
-
-    Returns the answers of all steps by name.
-    """
     return live(StagesRun(case, mesh, given, by_all_reduce=False))
 
 
 class StagesRun(DeepSpeedRun):
-    """Runs a case on this rank with the engine of stage 1 or 2."""
-
     def stage_config(self) -> dict[str, object]:
         return {}
 

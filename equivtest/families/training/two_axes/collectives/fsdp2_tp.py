@@ -26,10 +26,6 @@ HIDDEN_DIM = {"in_proj.weight": 0, "in_proj.bias": 0, "out_proj.weight": 1}
 def fsdp2_tp_collectives(case: TwoAxisCase, rank: int) -> Collectives:
     """Returns the collectives of one rank, along its row and along its column of the mesh.
 
-    The mesh has d x t ranks. The t ranks of a row divide the hidden features, and the d ranks of a column divide each
-    such shard. T is the number of tokens of one micro-batch. H, K and N are the numbers of hidden, in- and
-    out-features.
-
     When parameters are distributed along the row, the row's first rank scatters t shards of each parameter, with ceil(H
     / t) hidden features each. The first rank broadcasts out_proj's bias, because this bias has no hidden features.
     Along the column each rank cuts out its own shard without a collective.
@@ -75,7 +71,6 @@ def _hand_out(case: TwoAxisCase, name: str, column: int, group: str) -> Collecti
 
 
 def _padded_shape(case: TwoAxisCase, name: str) -> Shape:
-    """Returns the shape of a parameter whose hidden features are padded to a multiple of the ranks of a row."""
     padded = -(-case.hidden_features // case.mesh[1]) * case.mesh[1]
     shape, dim = case.shapes()[f"param.{name}"], HIDDEN_DIM.get(name)
     return tuple(padded if each == dim else size for each, size in enumerate(shape))
@@ -90,10 +85,7 @@ def _across_hidden_features(case: TwoAxisCase, step: int, group: str) -> list[Co
 
 
 def _of_parts(case: TwoAxisCase, graded: Iterable[str], column: int, group: str) -> list[Collective]:
-    """Returns one micro-batch's collectives along the mesh column number `column`, whose group is named `group`.
-
-    `graded` names the parameters whose gradients are reduced.
-    """
+    """Returns one micro-batch's collectives along a mesh column. `graded` are the parameters with reduced gradients."""
     found = []
     for layer in LAYERS:
         held, reduced = (_part_bytes(case, layer, names, column) for names in (case.parameter_names(), graded))
@@ -105,7 +97,7 @@ def _of_parts(case: TwoAxisCase, graded: Iterable[str], column: int, group: str)
 
 
 def _part_bytes(case: TwoAxisCase, layer: str, names: Iterable[str], column: int) -> int:
-    """Returns the number of bytes that one rank of the column has of these parameters of a layer, padding included."""
+    """Returns the bytes that one rank of the column has of these parameters of a layer, padding included."""
     start, stop = shard_bounds(case.hidden_features, case.mesh[1], column)
     numel = 0
     for name in (name for name in names if name.startswith(layer)):

@@ -50,7 +50,7 @@ def hsdp_collectives(case: TwoAxisCase, rank: int) -> Collectives:
 
 
 def _part_bytes(case: TwoAxisCase, layers: tuple[str, ...], names: Iterable[str]) -> int:
-    """Returns the number of bytes that one rank has of these parameters of the layers, padding included."""
+    """Returns the bytes that one rank has of these parameters of the layers, padding included."""
     numel = sum(_part_numel(case, name) for name in names if name.startswith(layers))
     return numel * DTYPES[case.dtype].itemsize
 

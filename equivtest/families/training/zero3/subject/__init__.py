@@ -22,21 +22,14 @@ from equivtest.tensors import DTYPES
 
 
 def zero3_mlp_all_gather(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains the perceptron under ZeRO-3. One all_gather fetches a layer. Returns the answers by name."""
     return Zero3Run(case, mesh, given, fetch_by_all_gather).answers()
 
 
 def zero3_mlp_all_reduce(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains the perceptron under ZeRO-3. One all_reduce of a flat buffer fetches a layer.
-
-    Returns the answers of all steps by name.
-    """
     return Zero3Run(case, mesh, given, fetch_by_all_reduce).answers()
 
 
 class Zero3Run(DataParallelRun):
-    """Runs a case on this rank under ZeRO-3."""
-
     engine_class: ClassVar[type[Engine]] = Engine
 
     def __init__(self, case: DataParallelCase, mesh: DeviceMesh, given: Given, fetcher: Fetcher) -> None:
@@ -52,13 +45,12 @@ class Zero3Run(DataParallelRun):
         return model
 
     def held(self, name: str, partition: torch.Tensor) -> torch.Tensor:
-        """Returns a view of `partition`, which is this rank's part of a parameter, without its padding."""
+        """Returns a view of `partition`, this rank's part of a parameter, without its padding."""
         start = self.mesh.get_local_rank() * partition.numel()
         numel = self.engine.partitioned(name).numel
         return partition.detach()[: max(0, min(partition.numel(), numel - start))]
 
     def padded(self, name: str, held: torch.Tensor) -> torch.Tensor:
-        """Returns a new partition with the elements of `held`, filled up with padding."""
         partition = torch.full_like(self.parameter(name), self.padding, requires_grad=False)
         partition[: held.numel()] = held
         return partition
@@ -77,13 +69,7 @@ class Zero3Run(DataParallelRun):
         return self.engine.gradients.partitions.get(name)
 
     def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Updates the partitions once.
-
-        No layer may be whole during the update, because a whole layer would keep the old values.
-
-        Raises:
-            RuntimeError: a layer is still whole.
-        """
+        """Raises RuntimeError if a layer is still whole, because a whole layer would keep the old values."""
         for name, layer in self.engine.layers.items():
             if layer.is_available:
                 raise RuntimeError(f"{name} is AVAILABLE; release it before the update of its partitions")
@@ -100,10 +86,6 @@ class Zero3Run(DataParallelRun):
         return norm
 
     def global_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        """Returns the norm of all ranks' `gradients` as a 0-dim tensor of the case's dtype.
-
-        `gradients` are partitions without padding.
-        """
         return global_norm(gradients, float(self.case.norm_type), self.mesh)
 
     def state_held(self, optimizer: torch.optim.Optimizer, state: str, name: str) -> torch.Tensor | None:

@@ -17,11 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 def global_norm(gradients: Sequence[torch.Tensor], norm_type: float, mesh: DeviceMesh) -> torch.Tensor:
-    """Returns the norm over the elements of all ranks' gradients, as a 0-dim tensor of the gradients' dtype.
-
-    Args:
-        gradients: This rank's partitions without padding. There is at least one tensor; a tensor may have no elements.
-    """
+    """Returns the norm over all ranks' partitions without padding. A partition may have no elements."""
     elements = torch.cat([gradient.detach().reshape(-1) for gradient in gradients]).double().abs()
     if math.isinf(norm_type):
         total = torch.cat([elements, elements.new_zeros(1)]).max()  # a rank may have nothing

@@ -46,17 +46,14 @@ class Engine:
         tell_shared(list(self.layers.values()))
 
     def partitioned(self, name: str) -> PartitionedParameter:
-        """Returns this rank's partition of the parameter named 'layer.kind', such as 'in_proj.weight'."""
         layer, _, kind = name.partition(".")
         return self.layers[layer].partitioned[kind]
 
     def backward(self, output: torch.Tensor, cotangent: torch.Tensor) -> None:
-        """Runs the backward of the module, which reduces every gradient, and releases all layers."""
         torch.autograd.backward(output, cotangent)
         self.release_all()
 
     def release_all(self) -> None:
-        """Releases every layer that is whole."""
         for layer in self.layers.values():
             if layer.is_available:
                 layer.release()
@@ -70,7 +67,7 @@ class Engine:
         layer.fetch()
 
     def _hook_gradients(self, name: str, module: nn.Module, hooked: Collection[nn.Parameter]) -> None:
-        """Hooks each parameter that is not in `hooked`, so that its gradient is reduced when the gradient is complete.
+        """Hooks each parameter that is not in `hooked`, so that its gradient is reduced when it is complete.
 
         Call this method while the parameters are whole, because autograd records their shapes during the call.
         """
@@ -103,12 +100,7 @@ class Engine:
 
 
 def tell_shared(layers: Sequence[Layer]) -> None:
-    """Sets the attributes `earlier` and `later` of each layer.
-
-    The attributes are the kinds of parameters that earlier layers and later layers share with the layer.
-
-    A kind is 'weight' or 'bias'. `layers` are in the forward's order.
-    """
+    """Sets `earlier` and `later`, the kinds that each layer shares. `layers` are in the forward's order."""
     for index, layer in enumerate(layers):
         for kind, parameter in layer.parameters.items():
             if any(parameter is other for before in layers[:index] for other in before.parameters.values()):

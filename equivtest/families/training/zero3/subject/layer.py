@@ -77,11 +77,7 @@ class Layer:
         return bool(present) and self.partitioned.keys() - self.earlier - self.later <= present
 
     def fetch(self) -> None:
-        """Makes the parameters whole: NOT_AVAILABLE -> IN_FLIGHT -> AVAILABLE.
-
-        Raises:
-            RuntimeError: a parameter that no other layer shares is IN_FLIGHT or AVAILABLE already.
-        """
+        """Makes the parameters whole: NOT_AVAILABLE -> IN_FLIGHT -> AVAILABLE."""
         tied = self.earlier | self.later
         absent = [
             parameter
@@ -108,17 +104,14 @@ class Layer:
         self._empty(dropped)
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor | SavedView:
-        """Returns the object that autograd saves for a tensor.
-
-        For a view of a whole parameter this is a `SavedView`. For any other tensor it is the tensor itself.
-        """
+        """Returns what autograd saves: a `SavedView` for a view of a whole parameter, or the tensor itself."""
         for kind, parameter in self.partitioned.items():
             if parameter.whole is not None and _begins_with(tensor, parameter.whole):
                 return SavedView(kind, tensor.size(), tensor.stride())
         return tensor
 
     def unpack(self, saved: torch.Tensor | SavedView) -> torch.Tensor:
-        """Returns the saved tensor. For a `SavedView`, returns the same view of the parameter that is fetched now."""
+        """Returns the saved tensor, or for a `SavedView` the same view of the parameter that is fetched now."""
         if isinstance(saved, torch.Tensor):
             return saved
         return self._whole(saved.kind).as_strided(saved.size, saved.stride)
@@ -135,5 +128,4 @@ class Layer:
 
 
 def _begins_with(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
-    """True if the tensor has all elements of `whole`, in the same memory."""
     return tensor.data_ptr() == whole.data_ptr() and tensor.numel() == whole.numel() > 0
