@@ -28,7 +28,6 @@ def describe_exception(error: BaseException) -> tuple[str, str, str]:
 
 
 def _trace_of(error: BaseException) -> str:
-    """Formats the traceback without the harness's frames, most of torch's frames, and the marks under source lines."""
     trace = traceback.TracebackException.from_exception(error)
     links: list[traceback.TracebackException | None] = [trace]
     while links:
@@ -63,7 +62,6 @@ def _is_passed_on(frame: traceback.FrameSummary) -> bool:
 
 
 def in_one_line(text: str) -> str:
-    """Returns `text` as one line of at most limits.REASON_CHARS characters. The end of a longer text is cut."""
     line = " ".join(text.split())
     return line if len(line) <= limits.REASON_CHARS else f"{line[: limits.REASON_CHARS - 3]}..."
 

@@ -38,7 +38,6 @@ def why_forks_fail() -> str:
 
 
 def _try_backward(write: int) -> NoReturn:
-    """Runs a backward in the forked child, writes the result to the pipe `write`, and ends the child."""
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})

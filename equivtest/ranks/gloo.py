@@ -64,10 +64,6 @@ def _options(group: Any, timeout: timedelta) -> Any:
 
 
 def _devices(group: Any) -> list[Any]:
-    """Returns the network devices that torch chooses.
-
-    These are the devices in GLOO_SOCKET_IFNAME, or the default device.
-    """
     interfaces = os.environ.get("GLOO_SOCKET_IFNAME", "")
     if interfaces:
         return [group.create_device(interface=name) for name in interfaces.split(",") if name]

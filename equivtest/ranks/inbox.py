@@ -25,7 +25,6 @@ BROKE_OFF = ("raised", "misused", "lost", "declined")
 
 
 def silence(limit_s: float) -> str:
-    """Returns the error text of a rank that did not answer."""
     return f"no answer within {limit_s:g} s"
 
 
@@ -33,7 +32,6 @@ class Inbox:
     """Collects the replies of all ranks to one request as they arrive.
 
     Args:
-        ranks: The rank processes, by rank.
         request_id: Id of the request. Replies to other requests are dropped.
         server: Launcher that started the ranks.
         grace_s: Seconds that the other ranks have after the first failure.
@@ -90,7 +88,6 @@ class Inbox:
         return [self._replies[rank] for rank in range(len(self._ranks))]
 
     def _first_failure(self) -> Reply | None:
-        """Returns the first reply that reports a failure, a declined case or a refused collective, or None."""
         return next((reply for reply in self._replies.values() if reply.outcome in BROKE_OFF or reply.lacking), None)
 
     def _listen(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
@@ -113,7 +110,6 @@ class Inbox:
             self._replies.setdefault(rank, self._lost(rank))
 
     def _receive(self, rank: int) -> None:
-        """Reads the messages that have arrived from a rank. Only the rank's first reply to the request counts."""
         process = self._ranks[rank]
         for message in process.channel.receive_available():
             try:
@@ -140,10 +136,6 @@ class Inbox:
         return Reply(rank=rank, outcome="lost", error_text=words, detail=clip("\n".join(parts)), at_s=ending.at_s)
 
     def _give_up(self, limit_s: float) -> None:
-        """Makes a reply for each silent rank.
-
-        The outcome is 'lost' if the rank has just ended, and otherwise 'timed_out' with the rank's stacks.
-        """
         for rank in self._silent():
             process = self._ranks[rank]
             closed = rank in self._closed
@@ -169,7 +161,6 @@ class Inbox:
         return [rank for rank in range(len(self._ranks)) if rank not in self._replies]
 
     def _explain(self) -> None:
-        """Adds the exceeded time limit and the place of every rank to the reply of the rank that caused the failure."""
         replies = list(self._replies.values())
         cause = first_cause(replies)
         if cause is None:

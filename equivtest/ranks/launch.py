@@ -34,7 +34,6 @@ _WAY_OUT = "use fewer ranks, free memory, or raise the limits on processes and o
 
 
 def preloads(visit: str = VISIT) -> tuple[str, ...]:
-    """Returns the modules that the server imports for its ranks."""
     return visit.partition(":")[0], *USERS
 
 
@@ -44,7 +43,6 @@ class Server:
     The constructor returns at once. The first fork waits until the process is ready.
 
     Args:
-        start: 'forkserver', 'spawn' or 'auto': see `Backend`.
         imports: Modules that the process must be able to import.
         preload: Modules that the process imports if it can.
         environment: Variables added for the process and its ranks, for settings that a process reads only at its start.
@@ -131,7 +129,6 @@ class Server:
         return Forked(pid, end_r)
 
     def take_stacks(self, ranks: Mapping[int, RankProcess]) -> dict[int, str]:
-        """Returns the Python stacks of running ranks, by rank."""
         return take_stacks({rank: (process.pid, process.stacks) for rank, process in ranks.items()})
 
     def await_certainty(self, ranks: Sequence[RankProcess]) -> None:
@@ -168,7 +165,6 @@ class Server:
         return f"the server that forks ranks does not answer ({reason}); its output:\n{output}"
 
     def close(self) -> None:
-        """Ends the server and its remaining ranks. A second call does nothing."""
         with contextlib.suppress(OSError):  # it has already ended
             self._control.sendall(CLOSE)
         self._control.close()
@@ -183,7 +179,6 @@ class Server:
 def execute(
     code: str, output: Path, environment: Mapping[str, str], passed: tuple[int, ...]
 ) -> subprocess.Popen[bytes]:
-    """Runs `code` in a new interpreter that inherits the descriptors `passed` and writes to the file `output`."""
     with output.open("wb") as file:
         return subprocess.Popen(
             interpreter_command(code),

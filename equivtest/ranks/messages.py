@@ -145,10 +145,8 @@ def decode_request(message: bytes) -> Request:
 
 
 def import_path() -> list[str]:
-    """Returns sys.path of this process with '' replaced by the current directory."""
     return [entry or os.getcwd() for entry in sys.path]
 
 
 def interpreter_command(code: str) -> list[str]:
-    """Returns the command that runs `code` in a new interpreter with this process's import path."""
     return [sys.executable, "-c", f"import sys; sys.path[:] = {import_path()!r}; {code}"]

@@ -103,10 +103,6 @@ def describe_places(replies: Sequence[Reply], noun: str = "rank") -> str:
 
 
 def _place_in_failure(reply: Reply) -> Place | None:
-    """Returns the place at which a rank hangs, or the place of the collective in which it failed.
-
-    For any other reply the result is None.
-    """
     if reply.outcome not in ("timed_out", "lost", "raised"):
         return None
     place = place_of(reply.detail)
@@ -114,5 +110,4 @@ def _place_in_failure(reply: Reply) -> Place | None:
 
 
 def _name(ranks: Sequence[int], noun: str) -> str:
-    """Returns 'rank 2' or 'ranks 0, 1, 4'."""
     return f"{_PLURALS[noun] if len(ranks) > 1 else noun} {', '.join(map(str, sorted(ranks)))}"

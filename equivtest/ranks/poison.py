@@ -29,13 +29,11 @@ _TUNABLES = "GLIBC_TUNABLES"
 
 
 def poison_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables to add to `environment` so that glibc can fill all memory that a new process allocates."""
     given = environment.get(_TUNABLES, "")
     return {_TUNABLES: given if _NO_CACHE in given else f"{given}:{_NO_CACHE}".lstrip(":")}
 
 
 def poison_in_words() -> str:
-    """Describes which ways of filling new memory work on this machine."""
     if _mallopt() is None:
         return "nan by torch; large does nothing: the C library has no mallopt with M_PERTURB"
     return f"nan by torch; large by glibc's malloc, byte {LARGE_BYTE:#x}"

@@ -50,7 +50,6 @@ class _Outstanding:
 
     @property
     def cut_off(self) -> str:
-        """Returns the reason why ranks lost their host during the visit, or ''."""
         return "" if self.world is None else self.world.cut_off
 
     def wait(self, limit_s: float | None, *, keep_if_all_raised: bool) -> list[Reply]:
@@ -221,12 +220,10 @@ class Pool:
         return [fault for known in self._support.values() for fault in known.faults]
 
     def faults_of(self, case: Case) -> list[Finding]:
-        """Returns the failed probes of collectives for the case's world size and dtypes."""
         cells = {(case.num_processes, dtype) for dtype in case.dtypes_sent}
         return [fault for fault in self.faults if (fault.world_size, fault.dtype) in cells]
 
     def take_faults(self) -> list[Finding]:
-        """Returns the failed probes of collectives that no earlier call of this method returned."""
         new = [fault for fault in self.faults if fault not in self._told]
         self._told.update(new)
         return new
@@ -242,7 +239,6 @@ class Pool:
         return deaths
 
     def _note_deaths(self, world: World) -> None:
-        """Records which ranks of a world ended between two visits. If there are such ranks, ends the whole world."""
         if deaths := world.deaths:
             self._deaths += deaths
             world.kill()
@@ -261,14 +257,12 @@ class Pool:
         self._owner = owner
 
     def renew(self, world_size: int) -> None:
-        """Ends the ranks of this world size, if there are any. The next visit gets new processes."""
         world = self._worlds.pop(world_size, None)
         if world is not None:
             self._note_deaths(world)
             world.stop()
 
     def close(self) -> None:
-        """Ends all ranks and the server that forks them.  A second call does nothing."""
         if self._closed or self._pid != os.getpid():
             return
         self._closed = True
@@ -282,10 +276,6 @@ class Pool:
             self._close_server()
 
     def _begin(self, subject: str, case: Case, fault: Fault | None = None, watch: str = "") -> _Outstanding:
-        """Sends a case to the ranks of its world size, and returns the visit.
-
-        If these ranks lose their host, new ranks get the case.
-        """
         for _ in range(limits.HOST_TRIES - 1):
             with contextlib.suppress(HostLost):
                 return self._try_to_begin(subject, case, fault, watch)
@@ -334,7 +324,6 @@ class Pool:
         return limits.on_many_ranks(limits.PROBE_S, world_size) if on_cpu else limits.START_S
 
     def _world(self, world_size: int) -> World:
-        """Returns the running ranks of this world size, and marks them as just used. Starts the ranks if necessary."""
         self._check_usable()
         world = self._worlds.pop(world_size, None)
         if world is None or not world.alive:
@@ -347,10 +336,6 @@ class Pool:
         return world
 
     def _faulty_world(self, world_size: int) -> World:
-        """Returns running ranks of this world size whose groups can spoil collectives.
-
-        Such ranks of another world size are ended.
-        """
         self._check_usable()
         if self._faulty is None or not self._faulty.alive or self._faulty.world_size != world_size:
             self._end_faulty()
@@ -371,7 +356,6 @@ class Pool:
             raise Misuse("this pool is closed: make a new one")
 
     def _make_room(self) -> None:
-        """Ends dead worlds, then the least recently used ones, until fewer than `max_worlds` are left."""
         for size, world in list(self._worlds.items()):
             if not world.alive:
                 self._note_deaths(world)
@@ -403,6 +387,5 @@ class Pool:
             self._server.close()
 
     def _abandon(self, outstanding: _Outstanding) -> None:
-        """Ends the ranks of a visit whose replies will not be read."""
         if outstanding.world is not None:
             outstanding.world.kill()

@@ -91,7 +91,6 @@ def _sum(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.
 
 
 def _average(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (actual, expected) of an average of vectors. On rank r only element r is not 0."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     tensor = _given(torch.eye(ranks)[rank] * ranks, dtype, device)
     dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
@@ -99,14 +98,12 @@ def _average(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, to
 
 
 def _largest(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (actual, expected) of a maximum over all ranks, for a negative and for a positive number."""
     tensor = _given([-dist.get_rank() - 1, dist.get_rank() + 1], dtype, device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return tensor, torch.tensor([-1, dist.get_world_size()])
 
 
 def _smallest(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (actual, expected) of a minimum over all ranks, for a negative and for a positive number."""
     tensor = _given([-dist.get_rank() - 1, dist.get_rank() + 1], dtype, device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MIN)
     return tensor, torch.tensor([-dist.get_world_size(), 1])
@@ -136,7 +133,6 @@ def _reduce_scatter_tensor(dtype: torch.dtype, device: torch.device) -> tuple[to
 
 
 def _reduce_scatter_average(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (actual, expected) of a reduce_scatter by the average. Rank r fills column r and receives row r."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     operand = (torch.arange(ranks) % 3 + 1)[:, None] * torch.eye(ranks)[rank] * ranks
     output = _output((1, ranks), dtype, device)
@@ -153,11 +149,7 @@ def _broadcast(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, 
 
 
 def _reduce(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (actual, expected) of a reduce of vectors to the last rank. On rank r only element r is not 0.
-
-    On all ranks except the last, both results are the same tensor, since the result of a reduce is undefined on these
-    ranks.
-    """
+    """On all ranks except the last, both results are one tensor, because the result of a reduce is undefined there."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     tensor = _given(torch.eye(ranks)[rank] * (rank + 1), dtype, device)
     dist.reduce(tensor, dst=ranks - 1)
@@ -165,7 +157,6 @@ def _reduce(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, tor
 
 
 def _scatter(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (actual, expected) of a scatter from the last rank. Each rank receives its own number."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     output = _output((1,), dtype, device)
     parts = [_given([number], dtype, device) for number in range(ranks)] if rank == ranks - 1 else None
@@ -196,7 +187,6 @@ def _gather(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, tor
 
 
 def _reduce_scatter(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (actual, expected) of a reduce_scatter of lists of vectors. Rank r fills element r of each vector."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     operand = torch.arange(1, ranks + 1)[:, None] * torch.eye(ranks, dtype=torch.int64)[rank]
     output = _output((ranks,), dtype, device)

@@ -78,7 +78,6 @@ class Forked:
         return self._ending is not None or bool(poll.poll(max(limit_s, 0.0) * 1000))
 
     def kill(self) -> None:
-        """Kills the process and its children."""
         kill_group(self.pid)
 
     def close(self) -> None:
@@ -123,14 +122,10 @@ class RankProcess(Forked):
         return at_s
 
     def bound_output(self) -> None:
-        """Truncates the output of a rank that prints too much.
-
-        While a rank executes C code, it cannot truncate its own output.
-        """
+        """While a rank executes C code, it cannot truncate its own output."""
         bound(self.output)
 
     def last_words(self) -> tuple[str, str]:
-        """Returns the last parts of the rank's output and of its stacks, once the rank has ended."""
         return read_tail(self.output), read_tail(self.stacks)
 
 

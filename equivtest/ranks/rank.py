@@ -80,7 +80,6 @@ def live(channel: Channel) -> int:
 
 
 def _exit_code(end: SystemExit) -> int:
-    """Returns the exit code that the interpreter would use for a SystemExit."""
     if end.code is None or isinstance(end.code, int):
         return end.code or 0
     print(end.code, file=sys.stderr)  # noqa: T201  (as the interpreter does)
@@ -155,10 +154,6 @@ class Rank:
         return dist.TCPStore(host, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]
 
     def _backend_name(self) -> str:
-        """Returns the name for init_process_group.
-
-        This is the backend's name, or the name of `FaultyGroup` if collectives may be spoiled.
-        """
         backend = self._start.backend
         return faults.register(backend.name, backend.device) if backend.faults else backend.name
 
@@ -184,17 +179,12 @@ class Rank:
             return self._visit(task.subject, _read_case(task), self._start.backend)
 
     def _open_notes(self, watch: str) -> IO[bytes] | None:
-        """Opens the file for the notes of a watched visit. Returns None if the visit is not watched."""
         if watch == BY_MESSAGE:
             assert self._channel is not None
             return SentNotes(self._channel)
         return file_of(Path(watch), self._start.rank).open("wb") if watch else None
 
     def answer(self, request_id: int, work: Callable[[], Answers]) -> bytes:
-        """Calls `work` and returns the encoded reply.
-
-        The reply has the result of `work`, or a description of the exception that `work` raised.
-        """
         begun_s = time.monotonic()
         try:
             answers = work()
@@ -213,10 +203,6 @@ class Rank:
             return encode_reply(request_id, self._failed(error, begun_s), self._shared)
 
     def _imported_files(self) -> tuple[str, ...]:
-        """Returns your own files that this rank imported.
-
-        The list is made again only if modules were added since the last call.
-        """
         if len(sys.modules) != self._num_modules:
             self._num_modules, self._files = len(sys.modules), imported_files()
         return self._files
@@ -266,7 +252,6 @@ class SentNotes(io.BytesIO):
 
 
 def serve_store(host: str) -> Any:
-    """Starts a TCPStore in this process, at a free port, for ranks on several hosts, and returns it."""
     limit = timedelta(seconds=limits.START_S)
     return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=limit)  # type: ignore[attr-defined]
 

@@ -26,20 +26,13 @@ _MEMORY = Path("/dev/shm")
 
 
 def scratch_roots() -> list[Path]:
-    """Returns the directories for files of the harness, the best first.
-
-    /dev/shm comes first, and then the temporary directory. If /dev/shm has no room, it is left out.
-    """
     usable = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK | os.X_OK)
     usable = usable and shutil.disk_usage(_MEMORY).free >= limits.SCRATCH_BYTES
     return [_MEMORY] * usable + [Path(tempfile.gettempdir())]
 
 
 def temporary_roots() -> list[Path]:
-    """Returns the directories for files of a subject, the best first.
-
-    The temporary directory comes first. /dev/shm comes last, because the files of a subject may exceed the memory.
-    """
+    """Returns directories for files of a subject. /dev/shm comes last, because the files may exceed the memory."""
     return list(dict.fromkeys([Path(tempfile.gettempdir()), *scratch_roots()]))
 
 
@@ -64,10 +57,7 @@ class Scratch:
         self._removal: threading.Thread | None = None
 
     def remove(self) -> None:
-        """Removes the directory and its files.
-
-        If `remove_aside` has begun the removal, this method only waits for its end.
-        """
+        """If `remove_aside` has begun the removal, this method only waits for its end."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -77,10 +67,7 @@ class Scratch:
             self._removal = None
 
     def remove_aside(self) -> None:
-        """Starts a thread that removes the directory.
-
-        The method does not wait for the thread, because a disk may hang for seconds.
-        """
+        """Removes the directory in a thread, without waiting for the thread, because a disk may hang for seconds."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -94,7 +81,6 @@ class Scratch:
 
 
 def _make_directory(roots: Sequence[Path]) -> tuple[Path, int]:
-    """Makes and locks a directory in the first root with room. Returns its path and the lock's descriptor."""
     problems = []
     for root in roots:
         path = None
@@ -176,7 +162,6 @@ def _owner_of(path: Path) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """True if a process with this id exists. The process may belong to any user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

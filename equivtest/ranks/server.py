@@ -47,9 +47,6 @@ def main(fd: int, parent: int, start: str, imports: Sequence[str], preload: Sequ
 
     Args:
         fd: Stream socket to the parent.
-        start: 'forkserver', 'spawn' or 'auto': see `Backend`.
-        imports: Modules that the server must be able to import.
-        preload: Modules that the server imports if it can.
         reason: The reason why ranks cannot be forked, if an earlier server process has found that they cannot.
             Otherwise ''.
     """
@@ -197,7 +194,6 @@ class _Server:
         self._control.sendall(PID.pack(-errno.EMFILE))
 
     def _become_rank(self, channel: int, others: tuple[int, ...]) -> None:
-        """Turns this forked child into a rank. Closes the server's descriptors, runs the rank, and never returns."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGIO, signal.SIG_DFL)
@@ -216,7 +212,6 @@ class _Server:
             os._exit(1)
 
     def _bury(self) -> None:
-        """Reports the end of every rank that has ended."""
         while self._ends:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -241,7 +236,6 @@ def _report(end: int, code: int) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """Kills a running rank and its children."""
     for kill in (os.killpg, os.kill):  # it leads a group only after its own setpgid
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)

@@ -21,12 +21,10 @@ _SETTLED_S = 0.05  # a stack that has not grown for so long is complete
 
 
 def output_file(scratch: Path, rank: int) -> Path:
-    """Returns the path of the file that receives a rank's output."""
     return scratch / f"output-{rank}"
 
 
 def stacks_file(scratch: Path, rank: int) -> Path:
-    """Returns the path of the file to which a rank writes its stacks, at SIGUSR1 and at a crash."""
     return scratch / f"stacks-{rank}"
 
 
@@ -55,7 +53,6 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _wait_until_settled(files: Mapping[int, Path], sizes: Mapping[int, int]) -> None:
-    """Waits until every file has grown beyond its size in `sizes` and stopped growing, or until STACKS_S has passed."""
     deadline_s = time.monotonic() + limits.STACKS_S
     last, last_change_s = dict(sizes), time.monotonic()
     while (now_s := time.monotonic()) < deadline_s:
@@ -68,7 +65,6 @@ def _wait_until_settled(files: Mapping[int, Path], sizes: Mapping[int, int]) -> 
 
 
 def _read(file: Path, start: int) -> str:
-    """Returns the stacks that a rank wrote to `file` after the byte `start`."""
     try:
         text = file.read_bytes()[start:].decode(errors="backslashreplace")
     except FileNotFoundError:

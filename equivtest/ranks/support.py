@@ -60,7 +60,6 @@ class Finding:
 
     @property
     def function(self) -> str:
-        """Name of the collective's function in torch.distributed, which does not name the reduction."""
         return function_of(self.collective)
 
     @property
@@ -74,7 +73,6 @@ class Finding:
 
 
 def conclude(collective: str, dtype: str, replies: Sequence[Reply]) -> Finding:
-    """Concludes from the ranks' replies to a probe whether the collective works, is refused or fails."""
     cause = first_cause(replies)
     if cause is None:
         return Finding(collective, dtype, len(replies), "works")
@@ -97,15 +95,13 @@ class Support:
 
     @property
     def fatal(self) -> Finding | None:
-        """The finding of a collective whose probe hung or ended a rank, or None if there is no such finding.
-
-        If there is such a finding, no case of the dtype runs on that world size.
+        """The finding of a probe that hung or ended a rank. After such a probe no case of the dtype runs on this world
+        size.
         """
         return next((finding for finding in self.findings.values() if finding.kind in _OUTCOME_OF), None)
 
     @property
     def unknown(self) -> list[str]:
-        """Names of the collectives that have no probe result yet."""
         return [] if self.fatal else [name for name in PROBES if name not in self.findings]
 
     @property
@@ -118,7 +114,6 @@ class Support:
 
     @property
     def working(self) -> list[str]:
-        """Collectives whose probe succeeded, each as 'dtype:name'."""
         return [f"{self.dtype}:{finding.name}" for finding in self.findings.values() if finding.kind == "works"]
 
     def in_short(self, name: str) -> str:
@@ -135,10 +130,6 @@ NOT_RUN = "the case was not run"
 
 
 def ended_by(finding: Finding, num_processes: int) -> list[Reply]:
-    """Returns one reply per rank for a case that does not run, because the probe `finding` hung or ended a rank.
-
-    The error text of each reply names the probe.
-    """
     text = f"{NOT_RUN}: {finding}"
     outcome = _OUTCOME_OF[finding.kind]
     return [Reply(rank=rank, outcome=outcome, error_text=text, detail=text) for rank in range(num_processes)]
@@ -146,8 +137,6 @@ def ended_by(finding: Finding, num_processes: int) -> list[Reply]:
 
 def as_supported(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
     """Corrects the outcomes of the replies to a case, and returns the replies.
-
-    The corrections depend on the collectives that the backend supports.
 
     If the backend refused the same collective on all ranks that took part, the outcome becomes 'not_supported'. The
     outcome 'declined' stays if every rank that took part declined. Otherwise 'declined' becomes 'raised'.
@@ -163,7 +152,6 @@ def as_supported(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
 
 
 def _as_declined(replies: list[Reply]) -> list[Reply]:
-    """Replaces 'declined' by 'raised' unless every rank that took part declined. Returns the replies."""
     declining = [reply.rank for reply in replies if reply.outcome == "declined"]
     others = [reply.rank for reply in replies if reply.outcome not in ("declined", "not_in_mesh")]
     if not others:
@@ -205,10 +193,6 @@ def _as_agreed(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
 
 
 def _in_short(known: Sequence[Support], name: str) -> str:
-    """Returns 'dtype:name' of a refused collective.
-
-    If the backend refused all reductions of the collective, the name has no reduction.
-    """
     dtype, _, collective = name.partition(":")
     return next((support.in_short(collective) for support in known if support.dtype == dtype), name)
 

@@ -87,7 +87,6 @@ class Output:
         sys.stdout, sys.stderr = _text_of(1), _text_of(2)
 
     def clear(self) -> None:
-        """Empties the file, so that the file will have only the output of the next request."""
         os.ftruncate(self._fd, 0)
 
     def bound(self) -> None:
@@ -97,7 +96,6 @@ class Output:
 
 
 def bound(output: Path) -> None:
-    """Empties the output file of another process if the file is larger than twice limits.OUTPUT_BYTES."""
     with contextlib.suppress(FileNotFoundError):
         if output.stat().st_size > 2 * limits.OUTPUT_BYTES:
             os.truncate(output, 0)

@@ -55,10 +55,6 @@ def visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...] | No
 
 
 def visit_draw(function: Subject, case: Case, index: int, mesh: DeviceMesh) -> Answer:
-    """Runs the subject on draw `index` of the case's values.
-
-    The result has the subject's tensors, and the changes that the subject made to its inputs.
-    """
     given = hand_out(case, index, mesh)
     before = {name: (tensor.detach().clone(), tensor.requires_grad) for name, tensor in given.items()}
     records = case.records and all(map(is_recordable, mesh.get_all_groups()))
@@ -72,10 +68,7 @@ def visit_draw(function: Subject, case: Case, index: int, mesh: DeviceMesh) -> A
 
 
 def hand_out(case: Case, index: int, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
-    """Returns the subject's inputs on this rank, by name.
-
-    The inputs are local shards of the drawn global tensors, in the layouts of the case.
-    """
+    """The inputs are local shards of the drawn global tensors, in the layouts of the case."""
     given, rank = {}, rank_in(mesh)
     for name, tensor in draw(case, index).items():
         said = case.tensors[name]
@@ -151,7 +144,6 @@ def waited(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def touched(given: Mapping[str, torch.Tensor], before: Mapping[str, tuple[torch.Tensor, bool]]) -> list[str]:
-    """Compares the subject's inputs with their copies from before the run. Returns one sentence for each change."""
     changes = []
     for name, tensor in given.items():
         values, flag = before[name]

@@ -98,7 +98,6 @@ def encode_reply(request_id: int, reply: Reply, scratch: Path | None) -> bytes:
 
 
 def encode_notes(notes: bytes) -> bytes:
-    """Encodes the notes of a watched rank as a message."""
     return _encoder.encode(notes)
 
 
@@ -183,7 +182,6 @@ def _write(payload: bytearray, scratch: Path) -> str:
 
 
 def _map(path: Path) -> mmap.mmap:
-    """Maps the file's contents into memory privately, and removes the file."""
     handle = os.open(path, os.O_RDONLY)
     try:
         return mmap.mmap(handle, 0, access=mmap.ACCESS_COPY)

@@ -40,8 +40,6 @@ from equivtest.ranks.support import Finding, conclude
 class World:
     """All ranks of one process group. After the first failure the ranks accept no requests: see `wait`.
 
-    Args:
-        world_size: Number of ranks.
         server: Launcher that starts the ranks.
         visit: 'package.module:function' that ranks call as visit(subject, case, backend).
         environment: Variables that every rank has besides the parent's.
@@ -143,15 +141,12 @@ class World:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the ranks, in rank order."""
         return [process.pid for process in self._ranks]
 
     def start_visit(self, subject: str, case: Case, fault: Fault = NO_FAULT, watch: str = "") -> int:
         """Makes every rank run `subject` on `case`. Returns the request's id, the argument of `wait`.
 
-        Args:
-            fault: Fault to plant in one collective.
-            watch: Folder in which ranks note their operations and collectives. If '', there are no notes.
+        watch: Folder in which ranks note their operations and collectives. If '', there are no notes.
         """
         request_id = next(self._ids)
         self._noun = "process" if case.members else "rank"
@@ -218,7 +213,6 @@ class World:
         return conclude(collective, dtype, replies)
 
     def stop(self) -> None:
-        """Makes the ranks leave their group and end. Kills the ranks that take more than STOP_S."""
         self._send(Stop())
         self._end(limits.STOP_S)
 
@@ -238,7 +232,6 @@ class World:
         return inbox.await_replies(limit_s)
 
     def _with_losses(self, replies: Sequence[Reply]) -> list[Reply]:
-        """Returns the replies of a failed visit, with the outcome 'lost' for each rank that lost its host."""
         lost = {rank: ending for rank, ending in self._endings().items() if ending.cut_off}
         self.cut_off = next((ending.cut_off for ending in lost.values()), "")
         return [
@@ -249,10 +242,7 @@ class World:
         ]
 
     def _endings(self) -> dict[int, Ending]:
-        """Returns how each ended rank has ended, by rank.
-
-        The method first waits until the state of each host is known, because peers may notice a lost host earlier.
-        """
+        """Waits until the state of each host is known, because peers may notice a lost host earlier than the hub."""
         self._server.await_certainty(self._ranks)
         ended = {rank: process for rank, process in enumerate(self._ranks) if process.wait(0.0)}
         return {rank: process.ending(time.monotonic()) for rank, process in ended.items()}

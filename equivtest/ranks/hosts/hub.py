@@ -48,7 +48,7 @@ class Hub:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, listener: socket.socket, door: socket.socket, control: socket.socket) -> bool:
-        """Serves slots and pools until the run's owner is gone. The result is True if the owner has ended the run."""
+        """Serves slots and pools until the run's owner is gone. Returns True if the owner has ended the run."""
         loop = asyncio.get_running_loop()
         for each in (listener, door, control):
             each.settimeout(0)
@@ -138,7 +138,6 @@ class Hub:
             slot.connection.close()
 
     async def _listen(self, slot: SlotLink) -> None:
-        """Processes the slot's messages until the slot is lost, and records the reason."""
         try:
             while True:
                 async with asyncio.timeout(limits.SILENT_S):
@@ -325,7 +324,6 @@ class Hub:
             rank.slot.send(messages.Kill(rank.token))
 
     async def _stacks_of(self, tokens: Sequence[str]) -> dict[str, str]:
-        """Returns the Python stacks of the ranks whose hosts send them in time, by token."""
         asked = self._ranks_of(tokens)
         for rank in asked:
             rank.slot.stacks.pop(rank.token, None)
@@ -336,10 +334,7 @@ class Hub:
         return {rank.token: text for rank in asked if (text := rank.slot.stacks.pop(rank.token, ""))}
 
     def _note(self, text: str) -> None:
-        """Records an event. The run prints all events at its end.
-
-        At most limits.MOST_EVENTS events are recorded, so that strangers who connect cannot fill the memory.
-        """
+        """At most limits.MOST_EVENTS events are recorded, so that strangers who connect cannot fill the memory."""
         if len(self._events) < limits.MOST_EVENTS:
             self._events[clip(text, limits.EVENT_CHARS)] = None
 

@@ -84,26 +84,22 @@ class SlotLink:
             self.offset_s = (beat.hub_s + now_s) / 2 - beat.slot_s
 
     async def be_certain(self) -> None:
-        """Asks the slot to answer, and waits until the slot answers or is lost."""
         asked_s = time.monotonic()
         self.send(messages.Beat(asked_s))
         while not self.gone and self._answered_s < asked_s:
             await asyncio.sleep(limits.WATCH_S / 40)
 
     def send(self, message: messages.ToSlot) -> None:
-        """Appends a message to the outbox, a queue from which another task sends."""
         content = messages.encode(message)
         self._outbox.put_nowait(len(content).to_bytes(8, "little") + content)
 
     async def keep_sending(self) -> None:
-        """Sends the messages of the outbox, as they come, until the connection ends."""
         with contextlib.suppress(OSError):  # the receiving task notices it too
             while True:
                 await asyncio.get_running_loop().sock_sendall(self.connection, await self._outbox.get())
                 self._outbox.task_done()
 
     async def flushed(self) -> None:
-        """Waits until the outbox is sent, at most limits.FLUSH_S."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limits.FLUSH_S):
                 await self._outbox.join()
@@ -174,7 +170,6 @@ class HubRank:
         self.end_w = -1
 
     def drop(self) -> None:
-        """Closes the pipe and the rank's connection, unless the pool has received them."""
         for end in (self.end_r, self.end_w):
             if end >= 0:
                 os.close(end)

@@ -84,8 +84,6 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
-    """Asks a slot to kill a rank."""
-
     token: str
 
 
@@ -135,8 +133,6 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
 
 
 class NotForked(msgspec.Struct, frozen=True, tag=True):
-    """Reports that a slot could not fork a rank, and why."""
-
     token: str
     reason: str
 

@@ -96,7 +96,6 @@ class RunHub:
         return answer.of
 
     def events(self) -> list[str]:
-        """Returns one line for each slot that was lost, refused or silent so far."""
         with contextlib.suppress(BrokenSetup):
             answer = self._ask(messages.AskEvents())
             assert isinstance(answer, messages.Events)
@@ -110,7 +109,6 @@ class RunHub:
             return door.receive()[0]
 
     def close(self) -> None:
-        """Tells the hosts that the run is over and ends the hub. A second call does nothing."""
         with contextlib.suppress(OSError):
             self._control.sendall(CLOSE)
         self._control.close()

@@ -60,9 +60,6 @@ def read_secret() -> bytes:
 def admitting(secret: bytes) -> Exchange:
     """Proves on the listening side that this process knows the secret, and checks the peer's proof.
 
-    The generator yields (bytes to send, number of bytes to receive).
-    The caller sends the received bytes to the generator.
-
     Raises:
         NotTheSame: the peer's proof is wrong.
     """
@@ -78,9 +75,6 @@ def admitting(secret: bytes) -> Exchange:
 def introducing(secret: bytes) -> Exchange:
     """Proves on the connecting side that this process knows the secret, and checks the listener's proof.
 
-    The generator yields (bytes to send, number of bytes to receive).
-    The caller sends the received bytes to the generator.
-
     Raises:
         NotTheSame: the listener's proof is wrong, or the listener is no process of equivtest.
     """
@@ -95,8 +89,4 @@ def introducing(secret: bytes) -> Exchange:
 
 
 def _proof(secret: bytes, role: bytes, listens: bytes, connects: bytes) -> bytes:
-    """Returns the proof of one side.
-
-    The proof is a keyed digest of both sides' challenges and of `role`, the name of that side.
-    """
     return hmac.digest(secret, b"\0".join((_GREETING, role, listens, connects)), "sha256")

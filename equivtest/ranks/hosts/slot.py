@@ -195,7 +195,6 @@ class Slot:
             channel.send(messages.encode(message))
 
     def _end_ranks(self) -> None:
-        """Kills the remaining ranks and waits until their directories are gone."""
         for process, _ in list(self._ranks.values()):
             _kill(process)
         until_s = time.monotonic() + limits.STOP_S

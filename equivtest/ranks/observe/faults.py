@@ -71,7 +71,6 @@ def watched(file: IO[bytes] | None) -> Iterator[None]:
 
 
 def operations() -> AbstractContextManager[Any]:
-    """Returns a context that notes local operations if this rank is watched."""
     return nullcontext() if _visit.watch is None else _visit.watch.operations()
 
 
@@ -106,12 +105,7 @@ _Group: Any = dist.ProcessGroup  # torch's stub lists wrong constructors
 
 
 class FaultyGroup(_Group):  # type: ignore[misc]
-    """A process group that passes every call, except the planned one, on to a group of the real backend.
-
-    Args:
-        backend: Name of the real backend.
-        options: Options of torch for the new group.
-    """
+    """A process group that passes every call, except the planned one, on to a group of the real backend."""
 
     def __init__(self, backend: str, options: Any) -> None:
         super().__init__(options.group_rank, options.group_size)
@@ -179,7 +173,6 @@ class FaultyGroup(_Group):  # type: ignore[misc]
         return Collective(call.kind, size_bytes, phase, self._in_words())
 
     def _in_words(self) -> str:
-        """Returns the group's name, such as 'mesh_tp', or the number of its ranks if no mesh has named the group."""
         return self._description if self._description.startswith("mesh_") else f"{self.size()} ranks"
 
 
@@ -189,31 +182,26 @@ HandOn = Callable[[Sequence[Any]], Work]
 
 
 def _own_operand(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
-    """Spoils a call. Nothing is sent, and the result is computed as if every rank had this rank's operand."""
     call.repeat_own(arguments, group.rank(), group.size())
     return _done(group, call, arguments)
 
 
 def _dropped(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
-    """Spoils a call. Nothing is sent, and the result is filled from this rank's operand alone."""
     call.keep_own(arguments, group.rank())
     return _done(group, call, arguments)
 
 
 def _poisoned(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
-    """Spoils a call. Nothing is sent, and the result is NaN, or an integer that no program expects."""
     for tensor in flat_tensors(call.results(arguments)):
         tensor.fill_(torch.nan if tensor.is_floating_point() else _odd_one(tensor.dtype))
     return _done(group, call, arguments)
 
 
 def _odd_one(dtype: torch.dtype) -> int:
-    """Returns an integer that no program expects. It is -1, or the largest number of an unsigned dtype."""
     return -1 if dtype.is_signed else 1 if dtype is torch.bool else torch.iinfo(dtype).max
 
 
 def _doubled(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
-    """Spoils a call. The collective runs, and its result is doubled."""
     _wait(hand_on(arguments))
     for tensor in flat_tensors(call.results(arguments)):
         tensor.mul_(2)

@@ -43,11 +43,9 @@ class Call:
     keep: Callable[[Any, Any, int], None]
 
     def operands(self, arguments: Arguments) -> Any:
-        """Returns the rank's operands, which are a tensor or lists of tensors."""
         return arguments[self.operand]
 
     def results(self, arguments: Arguments) -> Any:
-        """Returns the argument that receives the results."""
         return arguments[self.result]
 
     def keep_own(self, arguments: Arguments, rank: int) -> None:
@@ -79,10 +77,6 @@ class Call:
 
 
 def flat_tensors(held: Any) -> list[torch.Tensor]:
-    """Lists all tensors in `held`, in order.
-
-    `held` is a tensor, a list of tensors or a list of lists.
-    """
     if isinstance(held, torch.Tensor):
         return [held]
     return [tensor for part in held for tensor in flat_tensors(part)] if isinstance(held, list | tuple) else []

@@ -100,7 +100,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.found.append(Collective(kind, 0 if kind == "barrier" else _bytes_of(handed), phase, self._name(group)))
 
     def _name(self, group: object) -> str:
-        """Returns 'mesh' for the group of the mesh, and the list of processes for any other group."""
         ranks = _ranks_of(group)
         if ranks is None:
             return "an unknown group"
@@ -108,7 +107,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _bytes_of(handed: object) -> int:
-    """Returns the size in bytes of one tensor, or of all tensors in nested lists together."""
     if isinstance(handed, torch.Tensor):
         return handed.numel() * handed.element_size()
     return sum(map(_bytes_of, handed)) if isinstance(handed, list | tuple) else 0

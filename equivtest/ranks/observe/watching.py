@@ -96,7 +96,6 @@ class Watch:
                 write_note(Note(**fields), self._file)
 
     def operations(self) -> AbstractContextManager[Any]:
-        """Returns a context in which every local operation and operator on DTensors is noted."""
         return Operations(self)
 
     # Collectives.
@@ -261,12 +260,10 @@ def _options_of(arguments: Sequence[Any]) -> dict[str, Any]:
 
 
 def _in_order(named: Mapping[str, Any]) -> list[Any]:
-    """Returns the keyword arguments of a `send` or `recv` as the list of the peer's rank and the tag."""
     return [named[name] for name in sorted(named, key=lambda name: (name == "tag", name))]
 
 
 def _isnumbers(argument: Any) -> bool:
-    """True for an integer or a list of integers. Such arguments are sizes of splits, a peer or a tag."""
     if isinstance(argument, list | tuple):
         return all(isinstance(part, int) for part in argument)
     return isinstance(argument, int)
@@ -282,7 +279,6 @@ def _clock() -> str:
 
 
 def _overlap(operands: Any, results: Any) -> bool:
-    """True if some result of a collective lies in the memory of an operand."""
     given = {tensor.untyped_storage().data_ptr() for tensor in flat_tensors(operands)}
     return any(tensor.untyped_storage().data_ptr() in given for tensor in flat_tensors(results))
 
