@@ -54,12 +54,10 @@ Choice = Callable[[torch.Tensor], Any]
 
 
 def is_boundary(name: str) -> bool:
-    """True if `name` names an input or output of a submodule, or the gradient of such a tensor."""
     return name.removeprefix("grad.").startswith(BOUNDARY)
 
 
 def is_operand(name: str) -> bool:
-    """True if `name` names an operand or the result of one of `FUNCTIONS`."""
     return is_boundary(name) and any(function.name in name for function in FUNCTIONS.values())
 
 
@@ -80,12 +78,6 @@ def tensors_of(path: str, number: int, given: object, what: str = "") -> list[tu
 
     The name is `path` with `what` behind it, such as 'layers.1', or 'layers.1:input' if `what` is INPUT. In the second
     call of the submodule the name is 'layers.1#2'. If `given` has several leaves, the first is 'layers.1[0]'.
-
-    Args:
-        path: Name of the submodule.
-        number: Number of the call, from 0.
-        given: A tensor, or nested containers of tensors.
-        what: Suffix of the name. It is '' for outputs.
     """
     leaves = tree_leaves(given)
     call = (f"{path}#{number + 1}" if number else path) + what
@@ -165,13 +157,11 @@ class Boundaries(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def begin_again(self) -> None:
-        """Forgets all recorded tensors and counts of calls, because the module is called again on other inputs."""
         self._calls = Counter(), Counter()
         self._running.clear()
         self._known.clear()
 
     def remove(self) -> None:
-        """Removes the hooks, and releases the recorded tensors, whose own hooks refer to this object."""
         for hook in self._hooks:
             hook.remove()
         self._known.clear()
@@ -229,7 +219,6 @@ class Boundaries(TorchFunctionMode):
 
     @property
     def is_again(self) -> bool:
-        """True while a backward runs. A forward that starts in a backward is a recomputation by checkpointing."""
         return is_in_backward()
 
     def _before(self, path: str, part: nn.Module, args: object, kwargs: object) -> Any:
@@ -273,7 +262,6 @@ class Boundaries(TorchFunctionMode):
         return views
 
     def _meet_all(self, path: str, number: int, given: object, what: str) -> None:
-        """Records the outputs of a part, or the operands or outputs of one of `FUNCTIONS`."""
         for name, tensor in tensors_of(path, number, given, what):
             known = self._known_as(tensor)
             if known is None or (not what and not known.is_owed):
@@ -287,7 +275,6 @@ class Boundaries(TorchFunctionMode):
         return known if known is not None and known.reference() is tensor else None
 
     def _see(self, path: str, tensor: torch.Tensor, known: Known) -> None:
-        """Calls `meet` and `meet_gradient` for a tensor, unless the tensor was recorded under the same name before."""
         before, self._known[id(tensor)] = self._known_as(tensor), known
         if not known.is_owed:
             self.owe_nothing(known.value)
@@ -332,10 +319,7 @@ def is_given(tensor: torch.Tensor, what: str) -> bool:
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Copies a tensor after any pending collective on it has ended.
-
-    Later writes to the tensor do not change the copy.
-    """
+    """Copies a tensor after any pending collective on it has ended."""
     return tensor.detach().clone()
 
 
@@ -382,7 +366,6 @@ class Capture(Boundaries):
         return found
 
     def named(self) -> dict[str, Any]:
-        """Returns name -> result of `keep` for each tensor. `answers_of` makes the names."""
         return answers_of(self.values, self.gradients)
 
     def _came_back(self, gradients: dict[str, Any], name: str, gradient: torch.Tensor) -> None:

@@ -48,10 +48,6 @@ class TooWide(Misuse):
         super().__init__(self.told())
 
     def told(self, where: str = "", ways: str = "") -> str:
-        """Returns the message with `where`, the place of the fault, and `ways`, the remedies.
-
-        Either text is '' if it is unknown.
-        """
         case = self.case
         return f"{case.build}: in {case.dtype}, with {case.takes}{self.what}{where}: {ways}{self.way_out}"
 
@@ -92,15 +88,12 @@ def reason_in(case: Case) -> str:
 
 
 def explained(error: Misuse) -> str:
-    """Returns the message of `error`, with the part at fault, and with dtypes and shapes that allow a conclusion."""
     return error.told(*_looked_into(error.case, error.first)) if isinstance(error, TooWide) else str(error)
 
 
 @functools.lru_cache(maxsize=64)
 def _looked_into(case: ModuleCase, first: str | None) -> tuple[str, str]:
-    """Returns two texts for the message.
-
-    The first text names the place at which the bound becomes too wide. The second text has remedies.
+    """Returns two texts: the place at which the bound becomes too wide, and remedies.
 
     The function finds remedies by trying `by_parts`, the widest dtype and smaller shapes. If none of these helps, the
     remedies are ''.
@@ -131,13 +124,10 @@ def _where(case: ModuleCase, first: str) -> str:
 
 
 def _smaller(case: ModuleCase) -> Iterator[ModuleCase]:
-    """Yields cases with smaller sizes.
+    """Yields cases with smaller sizes, each in the dtype of `case` and in float64.
 
-    Each of the first cases has one size as small as possible. There is one such case for each size. The last case has
-    all sizes as small as possible.
-
-    Each case is yielded twice: in the dtype of `case` and in float64. If the module has a single input x, the last dim
-    of x keeps its size, because the module may fix that size, such as a number of features.
+    In each of the first cases, one size is as small as possible. In the last case, all sizes are. The last dim of a
+    single input x keeps its size, because the module may fix that size, such as a number of features.
     """
     fewest = case.training.micro_batches * (case.num_parts if case.has_own_rows else 1)
     arguments = case.arguments
@@ -154,7 +144,6 @@ def _smaller(case: ModuleCase) -> Iterator[ModuleCase]:
 
 
 def would_do(case: ModuleCase, **fields: Any) -> bool:
-    """True if the case allows a conclusion after these fields are changed."""
     try:
         require_bounds(replace(case, **fields))
     except Misuse:  # the bound is too wide, or such a case is invalid
@@ -163,10 +152,7 @@ def would_do(case: ModuleCase, **fields: Any) -> bool:
 
 
 def _first_wide(case: ModuleCase) -> str:
-    """Returns the first boundary, in the order of the run, at which the whole module's bound is too wide.
-
-    Returns '' if the bound is narrow enough at every boundary.
-    """
+    """Returns the first boundary, in the order of the run, at which the whole module's bound is too wide, or ''."""
     boundaries: list[str] = []
 
     def note(name: str, right: Bounded) -> None:

@@ -69,7 +69,6 @@ class CandidateSearch(NamedTuple):
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """Names of the mesh axes. Empty if the mesh has one axis without a name."""
         return tuple(dict(self.fields).get("axes", ()))
 
     @property
@@ -79,12 +78,10 @@ class CandidateSearch(NamedTuple):
 
     @property
     def is_stepped(self) -> bool:
-        """True if the module is trained, by an optimizer or by a step function."""
         return any(dict(self.fields).get(name) for name in ("optimizer", "step"))
 
     @property
     def tries_parts(self) -> bool:
-        """True if cases are judged by parts, or may be judged by parts."""
         return self.by_parts is not False
 
     @property
@@ -93,10 +90,6 @@ class CandidateSearch(NamedTuple):
         return {"steps": 1} if self.is_stepped else {}
 
     def make(self, **fields: Any) -> ModuleCase:
-        """Makes a case of the module with these fields and the fields that all cases share.
-
-        The case's mesh has all ranks of the world. If the module is trained, the case has real values.
-        """
         common = {"values": ((REAL_MODE, 0),)} if self.is_stepped else {}
         common |= dict(self.fields)
         fields |= {"members": ()}
@@ -199,7 +192,6 @@ def refusals(search: CandidateSearch, batch: str, dtypes: tuple[str, ...]) -> di
 def _tried_on(
     mesh: Shape, search: CandidateSearch, batch: str, world_size: int, dtypes: tuple[str, ...]
 ) -> tuple[ByDtype, list[str]]:
-    """Returns (dtype -> candidates on one mesh, the reasons why cases were left out)."""
     varied, choices = search.varied, search.choices
     dtypes = tuple(dtype for dtype in dtypes if dtype not in refusals(search, batch, dtypes))
     make = functools.partial(search.make, world_size=world_size, batch=batch, mesh=mesh, **search.shortest)
@@ -238,7 +230,6 @@ def _tried_on(
 def _too_narrow(
     search: CandidateSearch, make: Callable[..., ModuleCase], dtypes: Sequence[str], choices: Sequence[Any]
 ) -> Misuse:
-    """Makes the error for a step that cannot be judged in these dtypes. The error names dtypes with a narrow bound."""
     fields = [(dtype, choice) for dtype in REAL_DTYPES for choice in choices]
     would = dict.fromkeys(dtype for dtype, choice in fields if would_do(make(dtype=dtype, **{search.varied: choice})))
     way_out = f"use --dtypes {','.join(would)}, which is enough" if would else "judge a smaller module"
@@ -252,9 +243,7 @@ def _too_narrow(
 def _by_parts(
     search: CandidateSearch, make: Callable[..., ModuleCase], dtypes: Sequence[str], choices: Sequence[Any]
 ) -> tuple[ByDtype, list[Misuse]]:
-    """Returns dtype -> candidates that are judged part by part, and reasons why other dtypes have no candidates.
-
-    The function tries only the simplest choice, in one process, because the bound of a part depends little on shapes
+    """The function tries only the simplest choice, in one process, because the bound of a part depends little on shapes
     and ranks.
     """
     fitting: ByDtype = {}
@@ -313,7 +302,6 @@ def _fitting(
     """Returns dtype -> candidates for cases that `require_fit` accepts, and the reasons against all other cases.
 
     Args:
-        require_fit: Raises Misuse for a case that cannot be judged.
         gives_up: If True, the function stops if `require_fit` refuses the first case. The first case has the simplest
             choice, so all other cases would be refused too.
     """
@@ -338,10 +326,7 @@ def _fitting(
 
 @functools.lru_cache(maxsize=256)
 def _reason_against_parts(case: ModuleCase) -> Misuse | None:
-    """Returns the exception that `require_bounds` raises, or None.
-
-    The result is cached, because every world size checks the same cases again.
-    """
+    """The result is cached, because every world size checks the same cases again."""
     try:
         require_bounds(case)
     except PropertyMisuse:

@@ -62,18 +62,13 @@ class CapturedCase(ModuleCase):
         return self.with_gradient
 
     def with_further(self, others: Sequence[CapturedCase]) -> CapturedCase:
-        """Returns a case with this case's micro-batch and then the micro-batches of `others`, in order."""
         return replace(self, further=tuple(tuple(getattr(each, name) for name in OWN) for each in others))
 
     def is_of_all(self, name: str) -> bool:
-        """True if a tensor is a parameter or a parameter's gradient, and so belongs to all micro-batches."""
         return name.removeprefix("param.").removeprefix("grad.") in self.parameter_names()
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes the tensors of every micro-batch.
-
-        All micro-batches share the parameters and their gradients, so each of these tensors occurs once.
-        """
+        """All micro-batches share the parameters and their gradients, so each of these tensors occurs once."""
         tensors = super().describe_tensors()
         for number, own in enumerate(self.further, 2):
             one = replace(self, further=(), **dict(zip(OWN, own, strict=True)))

@@ -65,13 +65,7 @@ class ModuleCase(MeshCase):
         build: 'package.module:NAME' of a function without arguments that makes the unsharded module. The module's
             parameters that require a gradient are trained.
         parallelize: 'package.module:NAME' of a function (module, mesh) -> module.
-        batch: How the ranks divide the batch. If 'whole', every rank gets the whole x and returns the whole output. If
-            'mean of parts', every rank gets different rows, as torch.chunk divides them, and at least one row. The rank
-            returns the outputs of the unsharded module on these rows alone, and a parameter's gradient is the mean over
-            the ranks. If 'sum of parts', the gradient is the sum over the ranks instead of the mean. If 'parts of the
-            whole', every rank gets different rows. The gradients that `step` leaves, and the numbers that it reports,
-            equal the unsharded module's gradients and numbers on the whole batch. Named inputs are divided if their
-            first dim is 'batch'.
+        batch: How the ranks divide the batch, one of BATCHES: see `equivtest.program`.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = (EXACT_MODE, REAL_MODE)
@@ -89,10 +83,7 @@ class ModuleCase(MeshCase):
         self.__post_init__()
 
     def but(self, **changes: Any) -> Self:
-        """Returns a copy of the case with some fields changed.
-
-        A field may belong to a part of the case, as `optimizer` belongs to `training`.
-        """
+        """A field may belong to a part of the case, as `optimizer` belongs to `training`."""
         return replace(self, **changes)
 
     def check_fields(self) -> None:
@@ -197,7 +188,6 @@ class ModuleCase(MeshCase):
 
     @property
     def has_own_rows(self) -> bool:
-        """True if each rank gets different rows of the batch."""
         return self.batch != WHOLE
 
     @property
@@ -235,18 +225,15 @@ class ModuleCase(MeshCase):
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Arguments with which the case calls `build` and `parallelize`, as code, such as 'bias=False'."""
         carried = parts_of(self.build)[3] | parts_of(self.parallelize)[3]
         return tuple(f"{name}={value!r}" for name, value in carried.items())
 
     @property
     def takes(self) -> str:
-        """Returns text that describes the inputs of the unsharded module."""
         return self.program_of(self.num_rows).takes
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of the batch. It is 1 if the batch has no rows."""
         return self.arguments.num_rows
 
     @property
@@ -270,8 +257,6 @@ class ModuleCase(MeshCase):
     def rows(self) -> tuple[int, ...]:
         """Number of rows of each part of the batch, as torch.chunk divides the batch.
 
-        If the batch is not divided, the only part has all rows.
-
         Source: torch.chunk (2.13.0).
         """
         if not self.has_own_rows:
@@ -279,7 +264,6 @@ class ModuleCase(MeshCase):
         return tuple(local_shape((self.num_rows,), ROWS, (self.num_parts,), part)[0] for part in range(self.num_parts))
 
     def program_of(self, num_rows: int) -> Program:
-        """Returns the unsharded module on a batch with this number of rows."""
         arguments = self.arguments
         if not arguments.inputs:
             shape = (num_rows, *arguments.x_shape[1:]) if arguments.x_shape else ()
@@ -295,59 +279,41 @@ class ModuleCase(MeshCase):
 
     @property
     def facts(self) -> Facts:
-        """Shapes and dtypes of the outputs, parameters and buffers of the unsharded module. See `Facts`."""
         return facts_of(self.program)
 
     @property
     def program(self) -> Program:
-        """The unsharded module on the whole batch, or on the first rank's rows if each rank has a separate run."""
         return self.program_of(self.rows[0] if self.is_divided else self.num_rows)
 
     def input_shapes(self) -> dict[str, Shape]:
-        """Shapes of the whole inputs, by name."""
         return {name: shape for name, _, shape in self.program_of(self.num_rows).inputs}
 
     def kinds(self) -> dict[str, str]:
-        """Kinds of the inputs, by name."""
         return {name: kind for name, kind, _ in self.arguments.inputs} or {"x": REAL}
 
     def real_names(self) -> tuple[str, ...]:
-        """Returns the names of the inputs whose gradients are judged.
-
-        If your step function runs, there are no such inputs, because the step may scale its loss.
-        """
+        """If your step function runs, there are no such inputs, because the step may scale its loss."""
         return () if self.training.step else tuple(name for name, kind in self.kinds().items() if kind == REAL)
 
     def row_names(self) -> tuple[str, ...]:
-        """Returns the names of the inputs that have the rows of the batch."""
         inputs = self.arguments.inputs
         return tuple(name for name, _, shape in inputs if has_rows(shape)) if inputs else ("x",)
 
     def divided_names(self) -> tuple[str, ...]:
-        """Returns the names of the inputs whose rows are divided among the ranks."""
         return self.row_names() if self.has_own_rows else ()
 
     def parameter_names(self) -> tuple[str, ...]:
-        """Names of the unsharded module's parameters, as `named_parameters` lists them.
-
-        A tied parameter is listed once.
-        """
+        """Names of the unsharded module's parameters, as `named_parameters` lists them."""
         return tuple(self.facts.parameters)
 
     def boundaries(self) -> Mapping[str, Fact]:
-        """Returns name -> shape and dtype for the inputs, outputs and gradients of all parts.
-
-        The result is empty unless `by_parts` is True.
-        """
         return boundaries_of(self.program) if self.judge.by_parts else {}
 
     def stacked_names(self) -> tuple[str, ...]:
-        """Returns the names of the judged tensors that exist separately for each part of a divided batch.
-
-        The tensors of the parts have no common rows.
+        """Returns the names of the judged tensors that each part of a divided batch has separately.
 
         Examples are buffers, and outputs that are one number. The case describes the tensors of all parts as one
-        tensor, stacked along a new first dim. If the batch is not divided, the result is empty.
+        tensor, stacked along a new first dim.
         """
         if not self.is_divided:
             return ()
@@ -356,10 +322,7 @@ class ModuleCase(MeshCase):
         return (*own, *numbers, *(f"buffer.{name}" for name in self.facts.buffers))
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes the tensors of every step.
-
-        Parameters are whole, because the parallel module may divide them in any way.
-        """
+        """Parameters are whole, because the parallel module may divide them in any way."""
         given, answers = self._given_once(), self._answered_once()
         taken = sorted(given.keys() & answers.keys())
         require(not taken, f"{self.build}: {''.join(taken[:1])} is an output and a parameter: rename one")
@@ -383,7 +346,6 @@ class ModuleCase(MeshCase):
         return CaseTensor(shape, self.rows_layout if has_rows else self.whole_layout, role)
 
     def _given_once(self) -> dict[str, CaseTensor]:
-        """Describes the inputs of one forward and backward."""
         facts, divided, real = self.facts, self.divided_names(), self.real_names()
         given = {
             name: replace(self._placed(shape, has_rows=name in divided), needs_grad=name in real)
@@ -401,7 +363,6 @@ class ModuleCase(MeshCase):
         return given
 
     def _answered_once(self) -> dict[str, CaseTensor]:
-        """Describes the tensors that the subject must return after one forward and backward."""
         facts, divided, shapes = self.facts, self.divided_names(), self.input_shapes()
         with_rows = self.outputs_with_rows()
         answers = {
@@ -422,12 +383,7 @@ class ModuleCase(MeshCase):
         return answers
 
     def _of_each(self, shape: Shape, role: Role) -> CaseTensor:
-        """Describes a stack of tensors of shape `shape`, one for each part of a divided batch.
-
-        The tensors are stacked along a new first dim.
-
-        If the batch is not divided, the method describes one tensor of shape `shape`.
-        """
+        """Describes one tensor for each part of a divided batch, stacked along a new first dim."""
         shape = (self.num_parts, *shape) if self.is_divided else shape
         return self._placed(shape, has_rows=self.is_divided, role=role)
 
@@ -451,7 +407,6 @@ class ModuleCase(MeshCase):
 
 
 def cotangent_of(output: str) -> str:
-    """Returns the name of an output's cotangent: 'output.1' -> 'cotangent.1'."""
     return "cotangent" + output.removeprefix(OUTPUT)
 
 

@@ -246,7 +246,6 @@ def _listed(prop: Property, planned: Sequence[str]) -> Listed:
 
 
 def _world_sizes(prop: Property, wanted: Sequence[int] | None) -> tuple[int, ...]:
-    """Returns the numbers in `wanted` on which the program runs, in ascending order."""
     sizes = limits.WORLD_SIZES if wanted is None else wanted
     most = limits.MAX_WORLD_SIZE
     if not isinstance(sizes, Sequence) or not sizes or not all(_is_size(size, most) for size in sizes):

@@ -35,7 +35,6 @@ class Arguments(Part):
     positional: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raises Misuse unless the fields fit together."""
         require(self.largest % 2 == 1, f"largest must be odd, got {self.largest}")
         sizes, names = dict(self.sizes), [name for name, _, _ in self.inputs]
         require(len(set(names)) == len(names), f"all inputs must have different names, got {', '.join(names)}")
@@ -51,7 +50,6 @@ class Arguments(Part):
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of the batch. It is 1 if the batch has no rows."""
         if self.inputs:
             return dict(self.sizes).get(BATCH, 1)
         return self.x_shape[0] if self.x_shape else 1
@@ -61,12 +59,11 @@ class Arguments(Part):
 class World(Part):
     """The mesh of a program, and the environment of its ranks.
 
+    The docstring of `equivtest.World` describes `axes` and `batch_axis`.
+
     Attributes:
         mesh: Number of ranks along each of the `axes`. The ranks lie in row-major order. If empty, all ranks lie along
             one axis.
-        axes: Names of the mesh axes.
-        batch_axis: The axis along which the batch is divided, if it is divided. If '', this is the first axis. Along
-            all other axes every rank has the same rows.
         needs_world: True if the program makes groups itself. Then the program's ranks are the whole world, and the
             environment variables describe this world, as under torchrun.
         set_up, tear_down: 'package.module:NAME' of functions (mesh) -> None, called before and after each draw. If '',
@@ -81,7 +78,6 @@ class World(Part):
     tear_down: str = ""
 
     def check(self, world_size: int, members: tuple[int, ...]) -> None:
-        """Raises Misuse unless the axes have different names, the mesh has all ranks, and the fields fit together."""
         require(
             self.needs_world or not (self.set_up or self.tear_down),
             f"set_up and tear_down need needs_world=True, got {self.set_up or self.tear_down!r} without it",
@@ -103,7 +99,6 @@ class World(Part):
 
     @property
     def batch_place(self) -> int:
-        """Index of the mesh axis along which the batch is divided."""
         return self.axes.index(self.batch_axis) if self.batch_axis else 0
 
 
@@ -119,12 +114,10 @@ class Training(Part):
             runs forward and backward on each micro-batch, updates the parameters if there is an optimizer, leaves the
             gradients of that update in `grad`, and returns its outputs. If '', a step is one forward and backward,
             `clip_grad_norm_` if max_norm is not 0, and optimizer.step().
-        steps: Number of steps. Each step has different inputs.
         micro_batches: Number of micro-batches into which the rows of each rank are cut. If a rank has fewer rows, there
             are fewer micro-batches.
         max_norm: The norm to which torch.nn.utils.clip_grad_norm_ clips the gradients before the update. The step then
             reports total_norm, the norm before clipping, as one of its outputs. If 0, gradients are not clipped.
-        norm_type: Type of the norm: 1, 2 or math.inf.
     """
 
     optimizer: str = ""
@@ -135,7 +128,6 @@ class Training(Part):
     norm_type: Annotated[float, OneOf((1.0, 2.0, math.inf))] = 2.0
 
     def check(self) -> None:
-        """Raises Misuse unless the fields fit together."""
         require(self.steps == 1 or bool(self.optimizer), f"{self.steps} steps need an optimizer")
         require(
             self.micro_batches == 1 or bool(self.step),
@@ -149,13 +141,14 @@ class Training(Part):
 
     @property
     def is_stepped(self) -> bool:
-        """True if the program is trained, by an optimizer or by a step function."""
         return bool(self.optimizer or self.step)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judge(Part):
     """The tensors that are judged, and the contracts that these tensors must fulfil.
+
+    The docstring of `equivtest.Judge` describes the other fields. Here '' stands for None.
 
     Attributes:
         outputs: Paths of the outputs that are judged. If empty, all outputs are judged.
@@ -170,12 +163,6 @@ class Judge(Part):
             -1 for an element outside of the whole. The function may return None instead of the pair if the parallel
             module has a parameter of that name which shows its part, such as a DTensor. If '', every parameter shows
             its part.
-        state: Contract of the buffers that the forward changes, if the batch is divided. If 'own rows', each rank has
-            the buffers that the unsharded module has after that rank's rows. If 'whole batch', every rank has the
-            buffers that the unsharded module has after the whole batch, and the rank's outputs are rows of the outputs
-            on the whole batch. If '', the two contracts do not differ for this module.
-        zero_or_none: Patterns (`fnmatch`) of the names of parameters and inputs whose gradient may be None if each
-            element of the unsharded module's gradient is zero.
     """
 
     outputs: tuple[str, ...] = ()

@@ -158,17 +158,14 @@ def written(inputs: Mapping[str, Input]) -> Written:
 
 
 def sizes_in(inputs: Written) -> tuple[str, ...]:
-    """Lists the names of sizes in the shapes. Each name occurs once."""
     return tuple(dict.fromkeys(size for _, _, shape in inputs for size in shape if isinstance(size, str)))
 
 
 def in_numbers(shape: NamedShape, sizes: Mapping[str, int]) -> Shape:
-    """Replaces each name in a shape by the size that `sizes` has for the name."""
     return tuple(sizes[size] if isinstance(size, str) else size for size in shape)
 
 
 def has_rows(shape: NamedShape) -> bool:
-    """True if the first dim of a shape is 'batch', so that the input's rows are the rows of the batch."""
     return shape[:1] == (BATCH,)
 
 

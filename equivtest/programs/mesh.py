@@ -25,12 +25,10 @@ class MeshCase(Case):
 
     @property
     def num_parts(self) -> int:
-        """Number of parts into which the ranks divide a batch. It is the size of the batch's axis."""
         return self.mesh_shape[self.world.batch_place]
 
     @property
     def rows_layout(self) -> Layout:
-        """Layout of tensors whose rows are divided along the batch's axis, and replicated along all other axes."""
         places = range(len(self.mesh_shape))
         return Layout(tuple(Shard(0) if place == self.world.batch_place else Replicate() for place in places))
 
@@ -51,26 +49,20 @@ class MeshCase(Case):
 
     @property
     def whole_layout(self) -> Layout:
-        """Layout of a tensor that every rank has as a whole."""
         return replicated(len(self.mesh_shape))
 
     def ranks_of_part(self, part: int) -> tuple[int, ...]:
-        """Returns the ranks that have the rows of one part of the batch."""
         coordinates = [coordinate_of(rank, self.mesh_shape) for rank in range(self.world_size)]
         return tuple(rank for rank, found in enumerate(coordinates) if found[self.world.batch_place] == part)
 
 
 def mesh_along(num_ranks: int, axes: tuple[str, ...], axis: str) -> Shape:
-    """Returns the shape of the mesh whose ranks all lie along one axis. The name '' stands for the first axis."""
     place = axes.index(axis) if axis else 0
     return tuple(num_ranks if number == place else 1 for number in range(len(axes)))
 
 
 def meshes_of(world_size: int, num_axes: int) -> tuple[Shape, ...]:
-    """Lists all mesh shapes of `world_size` ranks and `num_axes` axes.
-
-    The shape with the longest first axis comes first.
-    """
+    """Lists all mesh shapes of `world_size` ranks and `num_axes` axes, the shape with the longest first axis first."""
     if num_axes == 0:
         return ((),)
     if num_axes == 1:

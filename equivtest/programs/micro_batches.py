@@ -11,14 +11,10 @@ _MICRO_BATCH = re.compile(r"micro(\d+)\.")
 
 
 def at_micro_batch(number: int, name: str) -> str:
-    """Returns a tensor's name in micro-batch `number`: (2, 'given.ids') -> 'micro2.given.ids'."""
     return name if number == 1 else f"micro{number}.{name}"
 
 
 def split_micro_batch(name: str) -> tuple[int, str]:
-    """Splits a name into the number of its micro-batch, from 1, and the tensor's name in the first micro-batch.
-
-    The name 'micro2.given.ids' is split into (2, 'given.ids').
-    """
+    """Splits a name into the number of its micro-batch, from 1, and the tensor's name in the first micro-batch."""
     match = _MICRO_BATCH.match(name)
     return (1, name) if match is None else (int(match[1]), name[match.end() :])

@@ -13,10 +13,7 @@ IN_PLACE = "leaf Variable that requires grad is being used in an in-place operat
 
 
 def way_out_of(error_type: str, text: str) -> str:
-    """Returns advice on an error.
-
-    There is advice for a missing package, a missing device or a changed input. For any other error the result is ''.
-    """
+    """Returns advice on a missing package, a missing device or a changed input. Otherwise the result is ''."""
     if error_type in ("ModuleNotFoundError", "ImportError"):
         return "install that package in this environment, or leave the import out"
     if any(part in text for part in NO_DEVICE):
@@ -27,6 +24,5 @@ def way_out_of(error_type: str, text: str) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Returns ' at FILE:LINE' of the innermost frame in your own code, or '' if no frame is in your code."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""

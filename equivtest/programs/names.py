@@ -63,19 +63,16 @@ def own_names(module: nn.Module) -> Callable[[str], str]:
 
 
 def by_own_name(module: nn.Module, named: Iterable[tuple[str, T]]) -> dict[str, T]:
-    """Returns name in the unsharded module -> parameter or buffer of a parallel module."""
     own_name = own_names(module)
     return {own_name(name): tensor for name, tensor in named}
 
 
 def _innermost(part: nn.Module) -> nn.Module:
-    """Returns the module within all wrappers around it."""
     inner = next((each for step, each in part._modules.items() if each and _is_held(part, step)), None)
     return _innermost(inner) if inner else part
 
 
 def _is_held(part: nn.Module, step: str, *, is_root: bool = False) -> bool:
-    """True if `part` is a wrapper whose attribute `step` is the wrapped module."""
     if step in WRAPPERS:
         return True
     is_holder = any(base.__name__ in HOLDERS for base in type(part).__mro__)

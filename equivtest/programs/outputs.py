@@ -56,7 +56,6 @@ def named_outputs(
 
 
 def _way_out(missing: str, names: Sequence[str]) -> str:
-    """Returns advice for the message about an output that does not exist."""
     if list(names) == [OUTPUT]:
         return "omit outputs, as it returns one tensor"
     ways = [name.removeprefix(f"{OUTPUT}.") for name in names]
@@ -65,10 +64,7 @@ def _way_out(missing: str, names: Sequence[str]) -> str:
 
 
 def _leaves(name: str, given: object) -> Iterator[tuple[str, object]]:
-    """Yields (name, leaf) for each leaf of an output.
-
-    A mapping that is also a dataclass, such as transformers' ModelOutput, counts as a mapping.
-    """
+    """A mapping that is also a dataclass, such as transformers' ModelOutput, counts as a mapping."""
     if given is None:
         return
     if isinstance(given, Mapping):

@@ -119,7 +119,6 @@ def make_property(
 
 
 def _common_fields(training: Training, world: World, judge: Judge) -> Fields:
-    """Returns the fields of the three groups that all cases share."""
     of_training, of_world, of_judge = flat(training), flat(world), flat(judge)
     if of_training["steps"] is None:
         of_training["steps"] = 2 if training.optimizer else 1
@@ -268,7 +267,6 @@ _batches: dict[tuple[ModuleCase, Backend], str] = {}
 
 
 def forget_batches() -> None:
-    """Clears the cached decisions of ranks about batches, so that the ranks decide again for the next property."""
     _batches.clear()
 
 
@@ -313,10 +311,6 @@ def _place_in(detail: str) -> list[str]:
 
 
 def _on_silence(case: ModuleCase, cause: Reply) -> str:
-    """Makes the message for ranks that did not answer.
-
-    The message has the reason, the remedy, and the traceback, stacks or output of the rank that caused the failure.
-    """
     what = {"timed_out": "did not answer", "lost": "ended"}.get(cause.outcome, f"raised {cause.error_type}")
     said = (cause.error_text.strip().splitlines() or [""])[0]
     lines = _place_in(cause.detail) if cause.outcome == "raised" else cause.detail.strip().splitlines()
@@ -372,7 +366,6 @@ def _aspects(variants: Sequence[Variant], space: Space) -> list[str]:
 
 
 def _left_out(variants: Sequence[Variant], space: Space) -> dict[str, str]:
-    """Returns dtype -> reason, for each dtype in which no variant can be judged."""
     first, *others = (_left_out_of(each, space) for each in variants)
     return {dtype: why for dtype, why in first.items() if all(dtype in left_out for left_out in others)}
 

@@ -40,7 +40,6 @@ class Program(NamedTuple):
 
     @property
     def takes(self) -> str:
-        """Returns text that describes the inputs of the program."""
         if self.is_short:
             return f"x of shape {self.inputs[0][2]}"
         return ", ".join(f"{name} of shape {shape}" for name, _, shape in self.inputs)
@@ -76,7 +75,6 @@ class Facts:
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """Names of the outputs from which backward starts."""
         with_gradient = tuple(name for name, fact in self.outputs.items() if fact.requires_grad)
         return (self.loss,) if self.loss else with_gradient
 
@@ -102,7 +100,6 @@ def facts_of(program: Program) -> Facts:
 
 
 def refusal_in(program: Program, dtype: str) -> str:
-    """Returns the reason why the unsharded module does not run in a dtype, or '' if it runs."""
     try:
         facts_of(program._replace(dtype=dtype))
     except Misuse as error:
@@ -148,7 +145,6 @@ def _run(program: Program, seed: int) -> Facts:
 
 
 def made_inputs(program: Program, source: torch.Generator) -> dict[str, torch.Tensor]:
-    """Makes random inputs with the kinds and shapes of the program's inputs."""
     made = {}
     for name, kind, shape in program.inputs:
         if kind == REAL:
@@ -179,7 +175,6 @@ def _require_real(program: Program, tensors: Mapping[str, torch.Tensor]) -> None
 
 
 def _parameters(program: Program, module: nn.Module) -> dict[str, Fact]:
-    """Lists the parameters like `named_parameters`, with each tied parameter once."""
     _require_real(program, {f"parameter {name}": each for name, each in module.named_parameters()})
     facts = {
         name: Fact(tuple(parameter.shape), "", parameter.requires_grad)
@@ -215,10 +210,6 @@ def _loss_in(program: Program, outputs: Mapping[str, Fact]) -> str:
 
 
 def call(module: nn.Module, positional: tuple[str, ...], inputs: Mapping[str, torch.Tensor]) -> object:
-    """Calls the module on the inputs.
-
-    Inputs in `positional` are passed by position. All other inputs are passed by name.
-    """
     others = {name: value for name, value in inputs.items() if name not in positional}
     given: object = module(*(inputs[name] for name in positional), **others)
     return given

@@ -58,12 +58,7 @@ def outputs_have_rows(batch: Sized, others: tuple[Sized, ...], *, is_divided: bo
 
 
 def other_sizes(num_rows: int, rows: Sequence[int]) -> tuple[int, ...]:
-    """Returns numbers of rows other than `num_rows`, for batches to compare with a batch of that size.
-
-    Args:
-        num_rows: Number of rows of the whole batch.
-        rows: Number of rows of each part of the batch. The smallest of these numbers comes first in the result.
-    """
+    """Returns other numbers of rows, for batches to compare. The smallest number in `rows` comes first."""
     sizes = (min(rows), num_rows + 1, 2 * num_rows, num_rows - 1, 1)
     return tuple(size for size in dict.fromkeys(sizes) if size not in (0, num_rows))
 

@@ -90,10 +90,6 @@ def require_own_norms(case: ModuleCase, parallel: nn.Module) -> None:
 
 
 def unnamed(what: str) -> str:
-    """Returns a message that asks the user to name one of the two contracts.
-
-    The message begins with the reason, `what`.
-    """
     return (
         f"{what}, and each rank has its own rows: pass state={OWN_ROWS!r} if each rank's buffers follow its own rows, "
         f"or state={WHOLE_BATCH!r} if every rank's buffers follow the rows of all ranks, like SyncBatchNorm's"

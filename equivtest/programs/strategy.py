@@ -26,13 +26,7 @@ Options = tuple[tuple[str, str], ...]
 def module_cases(
     draw: DrawFn, space: Space, make: Callable[..., ModuleCase], varied: str, candidates: Candidates
 ) -> ModuleCase:
-    """Draws cases of one module that is parallelized in one way.
-
-    Args:
-        make: Function that makes a case from all drawn values.
-        varied: The field in which candidates differ, 'x_shape' or 'sizes'.
-        candidates: World size -> mesh -> dtype -> the candidates to draw from, for each world size of the space.
-    """
+    """Draws cases of one module that is parallelized in one way."""
     world_size = pick(draw, "world_size", space.world_sizes)
     meshes = tuple(candidates[world_size])
     mesh = pick(draw, "mesh", meshes) if len(meshes) > 1 else meshes[0]

@@ -50,7 +50,6 @@ def heads_divided(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def divide(block: AttentionBlock, mesh: DeviceMesh) -> None:
-    """Adds the attributes of a divided block, which are its group, this rank's features, and hooks on gradients."""
     group, num_features = mesh.get_group(), block.out.in_features
     each = -(-num_features // HEAD_FEATURES // mesh.size()) * HEAD_FEATURES
     start = min(each * mesh.get_local_rank(), num_features)
@@ -62,7 +61,6 @@ def divide(block: AttentionBlock, mesh: DeviceMesh) -> None:
 
 
 def reduced(tensor: torch.Tensor, group: Group) -> torch.Tensor:
-    """Returns the sum over the ranks, in new memory."""
     summed = tensor.contiguous().clone()
     dist.all_reduce(summed, group=group)
     return summed
@@ -94,15 +92,10 @@ class _SumGradients(torch.autograd.Function):
 
 
 def sum_over(tensor: torch.Tensor, group: Group) -> torch.Tensor:
-    """Adds the shares of all ranks. In the backward, each share gets the gradient of the sum."""
     summed: torch.Tensor = _SumOver.apply(tensor, group)  # type: ignore[no-untyped-call]
     return summed
 
 
 def sum_gradients(tensor: torch.Tensor, group: Group) -> torch.Tensor:
-    """Returns the tensor unchanged. The backward adds the gradients of all ranks.
-
-    Each rank uses only a part of the tensor.
-    """
     handed: torch.Tensor = _SumGradients.apply(tensor, group)  # type: ignore[no-untyped-call]
     return handed

@@ -78,5 +78,4 @@ class Decoder(nn.Module):
 
 
 def decoder() -> nn.Module:
-    """Makes a decoder of two layers."""
     return Decoder(2)

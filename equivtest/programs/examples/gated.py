@@ -26,7 +26,6 @@ class GatedBlock(nn.Module):
         return output
 
     def change(self, x: torch.Tensor) -> Any:
-        """Returns W3 (relu(W1 x) * (W2 x)) + b, the term that is added to x."""
         return self.down(functional.relu(self.gate(x)) * self.up(x))
 
 

@@ -41,7 +41,6 @@ class Mixture(nn.Module):
         return {"loss": torch.stack(terms).sum()}
 
     def term(self, name: str, piece: torch.Tensor) -> torch.Tensor:
-        """Returns a parameter's term in the loss, which is the product of the parameter and a slice of x."""
         return (self.get_parameter(name) * piece).sum()
 
 

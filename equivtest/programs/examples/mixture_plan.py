@@ -61,12 +61,10 @@ class Divided(Mixture):
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns this rank's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def on_one_mesh(whole: Mixture, mesh: DeviceMesh) -> nn.Module:
-    """Makes every parameter a DTensor on the whole mesh."""
     module = Divided(whole)
     for name, parameter in list(module.named_parameters()):
         _distribute(module, name, parameter, mesh, PLACED[name])
@@ -104,8 +102,6 @@ def _distribute(
 
 
 def _hold_experts(module: Divided, mesh: DeviceMesh) -> None:
-    """Keeps different experts on each rank of the mesh. Some ranks may keep none."""
-
     def shared(tensor: torch.Tensor) -> torch.Tensor:
         parts = tensor.tensor_split(mesh.size())
         return parts[mesh.get_local_rank()].clone()
@@ -115,7 +111,6 @@ def _hold_experts(module: Divided, mesh: DeviceMesh) -> None:
 
 
 def _hold_stages(module: Divided, mesh: DeviceMesh) -> None:
-    """Keeps the first stage only on the first rank of the mesh, and the last stage only on its last rank."""
     for name, holder in (("first_stage", 0), ("last_stage", mesh.size() - 1)):
         module.groups[name] = mesh.get_group()
         if mesh.get_local_rank() != holder:

@@ -94,10 +94,7 @@ def fully_sharded(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def fully_sharded_by_layers(block: nn.Module, mesh: DeviceMesh, *, reshard_after_forward: bool) -> nn.Module:
-    """Applies FSDP2 to each layer separately, and then to the whole block.
-
-    If `reshard_after_forward` is False, a layer keeps its whole parameters until the backward.
-    """
+    """Applies FSDP2 to each layer separately, and then to the whole block."""
     for layer in block.children():
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward)
     return fully_sharded(block, mesh)

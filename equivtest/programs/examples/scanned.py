@@ -35,7 +35,6 @@ def scanned_block() -> nn.Module:
 
 
 def features_divided(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Divides the hidden features among the ranks."""
     plan = {"first": ColwiseParallel(use_local_output=False), "second": RowwiseParallel()}
     return parallelize_module(block, mesh, plan)
 

@@ -68,46 +68,34 @@ class TokenMean:
         return {"loss": self.reported(), "total_norm": norm}
 
     def summed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sums the tensor over the ranks in place, and returns it."""
         distributed.all_reduce(tensor, group=self.mesh.get_group())
         return tensor
 
     def counted(self) -> torch.Tensor:
-        """Returns the number of tokens on all ranks, by which the summed losses are divided."""
         return self.summed(self.own.sum())
 
     def begin(self) -> None:
-        """Removes the gradients of the previous step."""
         self.optimizer.zero_grad()
 
     def reduces(self, number: int) -> bool:
-        """True if the backward of a micro-batch reduces the gradients over the ranks."""
         return number == len(self.micro_batches) - 1
 
     def scaled(self, number: int, loss: torch.Tensor) -> torch.Tensor:
-        """Returns the number from which the backward of a micro-batch starts.
-
-        The number is loss * (number of ranks) / (number of tokens on all ranks).
-        """
         return loss * self.mesh.size() / self.num_tokens
 
     def backward(self, number: int, loss: torch.Tensor) -> None:
-        """Runs backward from the result of `scaled`."""
         torch.autograd.backward(loss)
 
     def reduce(self) -> None:
         """Does nothing, because the backward of the last micro-batch has already reduced the gradients."""
 
     def clipped(self) -> torch.Tensor:
-        """Clips all gradients by their total norm. Returns the norm before clipping."""
         return clip(self.module)
 
     def update(self) -> None:
-        """Updates the parameters."""
         self.optimizer.step()
 
     def reported(self) -> torch.Tensor:
-        """Returns the mean loss over all tokens."""
         return self.summed(torch.stack(self.losses).sum()) / self.num_tokens
 
 
@@ -115,12 +103,10 @@ token_mean = TokenMean.step
 
 
 def tokens_in(micro_batch: MicroBatch) -> torch.Tensor:
-    """Counts the targets that are not ignored."""
     return (micro_batch["targets"] != IGNORED).sum()
 
 
 def reduces_gradients(module: Any, is_last: bool) -> None:  # noqa: FBT001
-    """Makes the next backward reduce the gradients over the ranks if `is_last` is True, and keep them local if not."""
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(is_last)
     if isinstance(module, DistributedDataParallel):

@@ -106,14 +106,10 @@ class ByGroups(Clipped):
         return [*on_meshes, *in_groups, self.norm_of(self.on_all_ranks())]
 
     def graded(self) -> dict[str, torch.Tensor]:
-        """Returns the parameters that have a gradient, by name."""
         return {name: each for name, each in self.module.named_parameters() if each.grad is not None}
 
     def on_meshes(self, *, parameters: bool = False) -> dict[DeviceMesh, list[torch.Tensor]]:
-        """Returns mesh -> gradients that are DTensors on the mesh.
-
-        If `parameters` is True, the result has the parameters instead of their gradients.
-        """
+        """Returns mesh -> gradients that are DTensors on the mesh, or the parameters instead of their gradients."""
         by_mesh: dict[DeviceMesh, list[torch.Tensor]] = {}
         for each in self.graded().values():
             if isinstance(each, DTensor):
@@ -121,7 +117,6 @@ class ByGroups(Clipped):
         return by_mesh
 
     def plain(self) -> list[torch.Tensor]:
-        """Returns the parameters with a gradient that are plain tensors."""
         return [each for each in self.graded().values() if not isinstance(each, DTensor)]
 
     def in_groups(self) -> dict[distributed.ProcessGroup, list[torch.Tensor]]:
@@ -135,12 +130,10 @@ class ByGroups(Clipped):
         return by_group
 
     def on_all_ranks(self) -> list[torch.Tensor]:
-        """Returns the gradients of plain tensors that all ranks share."""
         alike = {name: each for name, each in self.graded().items() if name not in self.module.groups}
         return [cast("torch.Tensor", each.grad) for each in alike.values() if not isinstance(each, DTensor)]
 
     def over_group(self, gradients: list[torch.Tensor], group: distributed.ProcessGroup) -> torch.Tensor:
-        """Returns the norm over all ranks of a group."""
         own = self.norm_of(gradients)
         if math.isinf(self.norm_type):
             distributed.all_reduce(own, distributed.ReduceOp.MAX, group=group)
@@ -150,7 +143,6 @@ class ByGroups(Clipped):
         return power ** (1 / self.norm_type)
 
     def combined(self, norms: list[torch.Tensor]) -> torch.Tensor:
-        """Returns the total norm from the norms of disjoint sets of parameters."""
         return self.norm_of(norms)
 
 
@@ -197,11 +189,9 @@ class Scaled(InOneCall):
             local(parameter.grad)[-1, -1] = math.inf
 
     def unscale(self, scaler: torch.amp.GradScaler) -> None:
-        """Divides the gradients by the scale, and records if a gradient is infinite on any rank."""
         scaler.unscale_(self.optimizer)
 
     def update(self, scaler: torch.amp.GradScaler) -> None:
-        """Updates the parameters, unless a gradient is infinite. If a gradient is infinite, halves the scale."""
         scaler.step(self.optimizer)
         scaler.update()
 

@@ -67,7 +67,6 @@ def _expected_of(case: ModuleCase, index: int, held: Held | None) -> Expected:
 
 
 def _once(case: ModuleCase, index: int, drawn: Tensors, held: Held | None) -> Expected:
-    """Returns the right values after one forward and backward."""
     if case.judge.by_parts and held is not None:
         return _by_parts(case, drawn, held)
     if case.judge.by_parts:
@@ -95,10 +94,7 @@ def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
 
 
 def _by_parts(case: ModuleCase, drawn: Tensors, held: Held) -> Expected:
-    """Returns the right value of every judged tensor.
-
-    If the case has no step, the result also has each boundary that the ranks recorded.
-    """
+    """If the case has no step, the result also has each boundary that the ranks recorded."""
 
     if case.training.step:
         return answered(case, drawn, _within_bounds(case, drawn, held_of_parts(case, held))[0], ())
@@ -156,14 +152,12 @@ def _expected(case: ModuleCase, given: Tensors, found: Mapping[str, Found], bits
 
 
 def _dtypes(case: ModuleCase) -> dict[str, str]:
-    """Returns tensor -> name of its dtype, for each judged tensor whose dtype is not the case's dtype."""
     facts = case.facts
     found = {**facts.outputs, **{f"buffer.{name}": fact for name, fact in facts.buffers.items()}}
     return {name: fact.dtype for name, fact in found.items() if fact.dtype}
 
 
 def _in_float64(tensor: torch.Tensor) -> torch.Tensor:
-    """Converts a floating-point tensor to float64. A tensor of integers keeps its dtype."""
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
@@ -205,7 +199,6 @@ def measured(tensors: Mapping[str, ExpectedTensor]) -> dict[str, ExpectedTensor]
 
 
 def _is_zero(name: str, tensor: ExpectedTensor) -> bool:
-    """True if a gradient is zero within its bound."""
     return (
         name.startswith("grad.") and tensor.allowed is not None and bool((tensor.value.abs() <= tensor.allowed).all())
     )

@@ -36,10 +36,7 @@ class TakesApart(TorchFunctionMode):
 
 @contextmanager
 def _without_onednn() -> Iterator[None]:
-    """Disables oneDNN within the block.
-
-    The function avoids the warning about TF32 that torch.backends.mkldnn.flags emits (torch 2.13.0).
-    """
+    """Disables oneDNN without the warning about TF32 that torch.backends.mkldnn.flags emits (torch 2.13.0)."""
     was_enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)  # noqa: FBT003
     try:

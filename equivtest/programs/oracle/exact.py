@@ -26,10 +26,7 @@ EXACT = "equal: the unsharded module in float64, and none of its operations can 
 
 
 def exactly(case: ModuleCase, given: Tensors) -> dict[str, Found]:
-    """Returns the module's results on integers.
-
-    The gradients of the parts of the batch are added up or averaged, as the case declares.
-    """
+    """The gradients of the parts of the batch are added up or averaged, as the case declares."""
     parts = split(case, given)
     rows, stacks = run_parts(case, [make_unsharded(case, part) for part in parts], parts)
     exact = {name: Found(tensor.detach().double(), None, EXACT) for name, tensor in rows.items()}
@@ -40,7 +37,6 @@ def exactly(case: ModuleCase, given: Tensors) -> dict[str, Found]:
 
 
 def _averaged(averages: Averages, stack: torch.Tensor) -> Found:
-    """Returns the mean of the parts' gradients over dim 0. The result is exact or has a bound."""
     found, shape = averages.total(stack.reshape(len(stack), -1)), stack.shape[1:]
     allowed = None if found.allowed is None else found.allowed.reshape(shape)
     return replace(found, value=found.value.reshape(shape), allowed=allowed)
@@ -59,10 +55,7 @@ def prove_exact(case: ModuleCase) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _prove_exact(case: ModuleCase) -> int:
-    """Proves exactness for each variant of ids, masks and similar inputs.
-
-    The result is the largest number of bits that a sum needs.
-    """
+    """Proves exactness for each variant of ids, masks and similar inputs."""
     whole_numbers = [name for name, kind in case.kinds().items() if kind != REAL]
     variants = range(VARIANTS if whole_numbers else 1)
     return max(_bits_of(case, variant, whole_numbers) for variant in variants)

@@ -83,16 +83,8 @@ def multiple_of(
 
     The result is None if there is no such factor.
 
-    The factors in `known` are tried first. If the bound is too wide to estimate another factor, no other factor is
-    tried.
-
-    Args:
-        held: Function that assembles the ranks' values at a boundary.
-        name: Name of the boundary.
-        whole: The ranks' values at the boundary.
-        right: The right values, with their bound.
-        rounded: Extra errors that the values have if a program scales them by a factor.
-        known: Factors of boundaries nearer to the loss, in the order in which to try them.
+    The factors in `known`, which belong to boundaries nearer to the loss, are tried first, in their order. If the bound
+    is too wide to estimate another factor, no other factor is tried.
     """
     factors = [*known]
     if not says_nothing(right.value, right.allowed, share=limits.STILL_SHOWS):
@@ -112,9 +104,6 @@ def _near(ratio: float, share: float) -> Iterator[float]:
 
     The first candidate is the simplest fraction within NEAR roundings of the ratio, if there is one. The last candidate
     is the nearest fraction.
-
-    Args:
-        share: Relative error of one rounding.
     """
     fraction, exponent = math.frexp(ratio)
     for denominator in range(1, LARGEST_DENOMINATOR + 1):
@@ -136,7 +125,6 @@ def rounds_factors(runs: Sequence[Forced]) -> bool:
 
 
 def divided(whole: Whole, factor: float) -> Whole:
-    """Divides the ranks' values by the factor, in float64."""
     spread, magnitude = (None if each is None else each / factor for each in (whole.spread, whole.magnitude))
     return whole._replace(value=whole.value.double() / factor, spread=spread, magnitude=magnitude)
 

@@ -120,13 +120,10 @@ class Forced(Boundaries):
             return self._held(f"{BOUNDARY}{name}", Bounded(parts.value.double(), parts.error)) is not None
 
     def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
-        """Returns (values, indices) of topk.
+        """Returns (values, indices) of topk: the ranks' choice if it is right, otherwise the reference's choice.
 
-        This is the ranks' choice if that choice is right, otherwise the reference's choice.
-
-        The two choices may differ although both are right, because topk may choose any of several equal elements.
-
-        Source: torch.topk (2.13.0), which does not specify which of several equal values is chosen.
+        The two choices may differ although both are right, because torch.topk (2.13.0) does not specify which of
+        several equal values is chosen.
         """
         choices = None
         if isinstance(operand, Ranged) and not bool(operand.error.any()):

@@ -67,15 +67,11 @@ HeldAt = Callable[[str, Bounded], Whole | None]
 
 
 def held_of_parts(case: ModuleCase, held: Held) -> list[HeldAt]:
-    """Returns one function for each part of the batch. The function assembles the ranks' tensors of that part.
-
-    A whole batch is one part.
-    """
+    """Returns a function for each part of the batch, which assembles the ranks' tensors of that part."""
     return [held_by_ranks(case, held, part) for part in range(case.num_parts if case.is_divided else 1)]
 
 
 def held_by_ranks(case: ModuleCase, held: Held, part: int) -> HeldAt:
-    """Returns a function that assembles the tensors of all ranks, or of the ranks that ran one part of the batch."""
     if not case.is_divided:
         return lambda name, right: _whole({rank: each.get(name) for rank, each in held.items()}, case.mesh_shape, right)
     ranks = case.ranks_of_part(part)
@@ -125,8 +121,6 @@ def _of_part(placed: Placed | None) -> Placed | None:
 
 
 def held_by_one(values: Mapping[str, torch.Tensor]) -> HeldAt:
-    """Returns a function that looks up the tensors of one process that ran the unsharded module."""
-
     def held_at(name: str, right: Bounded) -> Whole | None:
         value = values.get(name)
         return None if value is None else Whole(value, None, None, Layout((Replicate(),)))
@@ -135,7 +129,6 @@ def held_by_one(values: Mapping[str, torch.Tensor]) -> HeldAt:
 
 
 def _whole(placed: Mapping[int, Placed | None], mesh_shape: Shape, right: Bounded) -> Whole | None:
-    """Assembles the ranks' tensors under the layout that they declare or that the oracle infers."""
     answers = {rank: each for rank, each in placed.items() if each is not None}
     layouts = {each.layout for each in answers.values()}
     if len(answers) < len(placed) or len(layouts) != 1:
@@ -195,7 +188,6 @@ def _spread(value: torch.Tensor, held: Mapping[int, Placed], layout: Layout, mes
 
 
 def ratio_of(whole: Whole, right: Bounded) -> float:
-    """Returns the largest ratio of an error to the allowed error, over all elements."""
     error = (whole.value.double() - right.value).abs()
     ratio = torch.where((error == 0) | right.allowed.isinf(), 0.0, error / right.allowed)
     return float(ratio.nan_to_num(nan=math.inf).max()) if ratio.numel() else 0.0
@@ -211,9 +203,7 @@ def is_agreed(whole: Whole, right: Bounded) -> bool:
 
 
 def _in_any_order(held: Mapping[int, Placed], right: Bounded) -> Whole | None:
-    """Assembles a tensor if, along some dim, each slice is on exactly one rank.
-
-    The slices may be in any order, as in merged projections.
+    """Assembles a tensor if, along some dim, each slice is on exactly one rank, in any order, as in merged projections.
 
     The result is None if there is no such dim.
     """

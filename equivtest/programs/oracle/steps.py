@@ -112,7 +112,6 @@ def added_up(counted: RunningError, tensor: torch.Tensor, num: int) -> torch.Ten
 
 
 def _of_step(held: Held | None, step: int) -> Held | None:
-    """Returns the ranks' tensors of a step, under the names of the first step."""
     if held is None:
         return None
     return {
@@ -190,11 +189,6 @@ class Optimizer:
         self._parameters = {name: each for name, each in module.named_parameters() if name in parameters}
 
     def update(self, parameters: Tensors, gradients: Mapping[str, torch.Tensor | None]) -> dict[str, ExpectedTensor]:
-        """Returns the right parameters after one step of the optimizer.
-
-        Args:
-            parameters, gradients: The ranks' values before the step, by name. A missing gradient is None.
-        """
         for name, parameter in self._parameters.items():
             for part, new in zip(Parts.of(parameter), Parts.of(parameters[name]), strict=True):
                 part.copy_(new)

@@ -17,7 +17,6 @@ Answers = dict[str, torch.Tensor]
 
 
 def split(case: ModuleCase, given: Tensors) -> list[dict[str, torch.Tensor]]:
-    """Returns the inputs of each part of a divided batch. If the batch is not divided, the only part has all inputs."""
     if not case.is_divided:
         return [{name: tensor.clone() for name, tensor in given.items()}]
     layouts = case.layouts()
@@ -61,26 +60,19 @@ def _below(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def sum_of(stack: torch.Tensor) -> torch.Tensor:
-    """Sums over dim 0. A single term is returned without an addition."""
     return stack.sum(0) if len(stack) > 1 else stack[0]
 
 
 def reduced(case: ModuleCase, stack: torch.Tensor) -> torch.Tensor:
-    """Returns the sum over dim 0, or the mean if the case averages gradients.
-
-    Dim 0 of `stack` has one entry for each part of the batch.
-    """
     return sum_of(stack) / case.num_parts if case.batch == MEAN_OF_PARTS else sum_of(stack)
 
 
 def make_unsharded(case: ModuleCase, given: Tensors) -> nn.Module:
-    """Makes the unsharded module in float64, with the parameters in `given`."""
     module = call_builder(case.build).double()
     return with_parameters(module, {name: given[name] for name in case.parameter_names()})
 
 
 def run_module(case: ModuleCase, module: nn.Module, given: Tensors) -> Answers:
-    """Returns the module's outputs and the gradients of its backward, by name. Missing gradients are left out."""
     inputs = {name: given[name].requires_grad_() if name in case.real_names() else given[name] for name in case.kinds()}
     positional = case.arguments.positional if case.arguments.inputs else tuple(inputs)
     outputs = named_outputs(call(module, positional, inputs), case.judge.outputs, case.build)

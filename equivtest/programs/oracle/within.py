@@ -110,7 +110,6 @@ def ran_within_bounds(
 
 
 def _way_out(error: InexactData) -> str:
-    """Returns advice on an operation whose roundings cannot be counted."""
     if "at random" in str(error):
         return "judge a module without it, call eval() on it, or set its probability to 0"
     if "item()" in str(error):
@@ -119,10 +118,6 @@ def _way_out(error: InexactData) -> str:
 
 
 def _ranged(counted: RunningError, tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a floating-point tensor with an error of 0, which `counted` tracks from then on.
-
-    A tensor of integers is returned unchanged.
-    """
     return counted.exactly(tensor) if tensor.is_floating_point() else tensor
 
 
@@ -133,17 +128,13 @@ def _with_buffers(module: nn.Module, counted: RunningError, names: Iterable[str]
 
 
 def _put_buffers(module: nn.Module, buffers: Tensors) -> None:
-    """Replaces the module's buffers."""
     for name, buffer in buffers.items():
         owner, _, last = name.rpartition(".")
         module.get_submodule(owner)._buffers[last] = buffer
 
 
 def within_bounds(counted: RunningError, tensor: torch.Tensor) -> Found:
-    """Returns a result with its bound.
-
-    Integers, and results that depend on no tensor of the case, must equal the right value.
-    """
+    """Integers, and results that depend on no tensor of the case, must equal the right value."""
     if isinstance(tensor, Ranged):
         return Found.within(counted.bounded(tensor))
     undecided = torch.full(tensor.shape, torch.inf, dtype=torch.float64) if counted.undecided else None

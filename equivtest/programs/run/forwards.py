@@ -39,7 +39,6 @@ class CapturedForwards(Capture):
         return {name: torch.cat(stack) for name, stack in stacks.items() if self._are_rows(stack)}
 
     def _are_rows(self, stack: Sequence[torch.Tensor]) -> bool:
-        """True if every forward recorded a tensor, and the tensors differ only in their numbers of rows."""
         shapes = {each.shape[1:] if each.dim() else None for each in stack}
         return len(stack) == self._num_forwards and len(shapes) == 1 and None not in shapes
 

@@ -40,7 +40,6 @@ Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module]
 
 
 def module(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs the case's parallel module on this rank, in the world that the module needs. Returns this rank's tensors."""
     with world_of(case, mesh):
         return run_module(case, mesh, given, named_in(case))
 
@@ -91,10 +90,6 @@ def _sizes_of_data_parallelism(part: nn.Module, num_ranks: int) -> list[int]:
 
 
 def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Parallelize) -> Answers:
-    """Builds the module with the parameters in `given`, parallelizes and runs it, and returns this rank's tensors.
-
-    The run is one forward and backward, or the steps of training.
-    """
     whole = _make_whole(case, mesh, given)
     handed = dict(whole.named_parameters())
     parallel = _parallelized(case, mesh, whole, parallelize)
@@ -114,7 +109,6 @@ def _run_once(
     given: Given,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Answers:
-    """Runs one forward and backward, or your step function once, and returns this rank's tensors."""
     capture = _capture_of(case, parallel) if case.judge.by_parts else None
     numbers = _numbers_of_collectives()
     inputs = {
@@ -146,7 +140,6 @@ def _run_once(
 
 
 def _on_mesh(case: ModuleCase, found: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
-    """Replaces each replicated DTensor that lies on only some axes of the mesh by this rank's local tensor."""
     return {
         name: tensor.to_local()
         if isinstance(tensor, DTensor)
@@ -162,7 +155,6 @@ def _capture_of(case: ModuleCase, parallel: nn.Module) -> Capture:
 
 
 def _boundaries(case: ModuleCase, capture: Capture) -> Answers:
-    """Returns this rank's tensors at the boundaries that the unsharded module has. A plain tensor has no layout."""
     names = set(case.answer_names())
     return {name: _told(case, tensor) for name, tensor in capture.named().items() if name in names}
 
@@ -204,10 +196,6 @@ def _outputs(case: ModuleCase, given: object) -> dict[str, torch.Tensor]:
 
 
 def _of_one_element(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Reshapes a reported number to the shape that the unsharded module reports.
-
-    That shape has no dims, or only dims of size 1.
-    """
     is_number = tensor.numel() == math.prod(shape) == 1 and not isinstance(tensor, DTensor)
     return tensor.reshape(shape) if is_number else tensor
 
@@ -232,7 +220,6 @@ def _buffers(case: ModuleCase, parallel: nn.Module) -> dict[str, torch.Tensor | 
 
 
 def make_parallel(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Parallelize) -> nn.Module:
-    """Makes the unsharded module with the parameters in `given`, and parallelizes the module."""
     return _parallelized(case, mesh, _make_whole(case, mesh, given), parallelize)
 
 

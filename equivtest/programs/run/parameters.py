@@ -156,7 +156,6 @@ def _by_name(case: ModuleCase, name: str, found: Mapping[str, nn.Parameter]) -> 
 
 
 def _by_elements(case: ModuleCase, name: str, parts: list[Part]) -> Answers:
-    """Concatenates all elements of a parameter that this rank has. If it has none, the result is an empty tensor."""
     requires_grad = case.facts.parameters[name].requires_grad
     if not parts:
         none = torch.empty(0, dtype=DTYPES[case.dtype])
@@ -202,10 +201,7 @@ def _part(case: ModuleCase, place: Place, tensors: Mapping[str, torch.Tensor]) -
 
 
 def _elements(case: ModuleCase, name: str, tensor: torch.Tensor, indices: torch.Tensor) -> Part:
-    """Selects the elements of a tensor that have an index.
-
-    If all elements have an index, the tensor's shape is kept.
-    """
+    """If all elements have an index, the tensor's shape is kept."""
     gradient = tensor.grad
     if isinstance(gradient, DTensor) and isinstance(tensor, DTensor) and gradient.placements != tensor.placements:
         raise Misuse(

@@ -82,7 +82,6 @@ class PartsMet(Boundaries):
             super()._meet_all(path, number, given, what)
 
     def _see(self, path: str, tensor: torch.Tensor, known: Known) -> None:
-        """Records a tensor under its names when the first matching part returns or takes the tensor."""
         self._known[id(tensor)] = known
         if not any(fnmatchcase(path, pattern) for pattern in self._patterns):
             return
@@ -129,17 +128,14 @@ class WholeMet:
         ]
 
     def remove(self) -> None:
-        """Removes the hooks."""
         for hook in self._hooks:
             hook.remove()
 
     def is_given(self, tensor: torch.Tensor) -> bool:
-        """True if this tensor is an input of the module."""
         reference = self._given.get(id(tensor))
         return reference is not None and reference() is tensor
 
     def at(self, name: str) -> str:
-        """Adds the number of the current call to a name: see `at_micro_batch`."""
         return at_micro_batch(self.num_calls, name)
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -171,7 +167,6 @@ class WholeMet:
         return replaced(given, aliases)
 
     def _alias(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """Returns an alias of a tensor for all later uses, and passes the gradient of the alias to `keep`."""
         alias: torch.Tensor = _Same.apply(tensor)  # type: ignore[no-untyped-call]
         alias.register_hook(functools.partial(self._keep, self.at(name)))  # type: ignore[no-untyped-call]
         return alias
@@ -206,7 +201,6 @@ def replaced(given: Any, aliases: Mapping[int, torch.Tensor]) -> Any:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Returns the innermost module within wrappers, or the module itself if it has no wrapper."""
     own_name = own_names(module)
     found: nn.Module = [part for name, part in module.named_modules() if own_name(name) == ""][-1]
     return found

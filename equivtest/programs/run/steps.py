@@ -51,13 +51,11 @@ def run_steps(case: ModuleCase, parallel: nn.Module, given: Given, once: Once, h
 
 
 def _parameters(case: ModuleCase, held: Answers) -> Answers:
-    """Copies the parameters' values."""
     names = [f"param.{name}" for name in case.parameter_names()]
     return {name: _copied(held[name]) for name in names}
 
 
 def inputs_of(case: ModuleCase, given: Given, step: int) -> Given:
-    """Returns the inputs of a step, under the names of the first step."""
     names = [name for name in case.given_names() if in_one_step(name) == name and name not in case.parameter_names()]
     return {name: given[at_step(step, name)] for name in names}
 
@@ -69,7 +67,6 @@ def own_step(
     inputs: Inputs,
     optimizer: torch.optim.Optimizer | None,
 ) -> object:
-    """Calls your step function with this rank's micro-batches. Returns what the function returns."""
     function = cast("Callable[..., object]", load_named(case.training.step, "step"))
     require_arguments(function, f"step {case.training.step!r}", ("module", "mesh", "micro_batches", "optimizer"))
     return function(parallel, mesh, micro_batches_of(case, inputs), optimizer)
@@ -121,7 +118,6 @@ def clipped(case: ModuleCase, parallel: nn.Module) -> torch.Tensor:
 
 
 def _copied(held: DTensor | Placed | None) -> DTensor | Placed | None:
-    """Copies a tensor, so that no later step changes it."""
     if held is None:
         return None
     if isinstance(held, Placed):

@@ -57,12 +57,6 @@ def read_places(shapes: Mapping[str, Shape], make: Make, who: str) -> Places:
 
     There is one `Place` for each tensor of this rank that has elements of the parameter.
 
-    Args:
-        shapes: Shape of each parameter of the unsharded module, by its name.
-        make: Function that makes the parallel module from whole parameters, and returns the module's local tensors by
-            name.
-        who: Name of the program, for messages.
-
     Raises:
         Misuse: `parallelize` computes new numbers from the parameters, or makes different modules in different runs.
     """

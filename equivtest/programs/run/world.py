@@ -64,7 +64,6 @@ def world_of(case: ModuleCase, mesh: DeviceMesh) -> Iterator[None]:
 
 
 def _call(name: str, what: str, mesh: DeviceMesh) -> None:
-    """Calls the function `name` with the mesh. Does nothing if `name` is ''."""
     if name:
         function = cast("Callable[[DeviceMesh], object]", load_named(name, what))
         require_arguments(function, f"{what} {name!r}", ("mesh",))
