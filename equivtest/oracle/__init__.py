@@ -51,5 +51,4 @@ def expect_held(case: Case, index: int, held: Held) -> Expected:
 
 @expect.register
 def expect_refusal(case: Refused, index: int) -> Expected:
-    """Returns no expected tensor, because a `Refused` case is outside the contract."""
     return Expected({}, {})

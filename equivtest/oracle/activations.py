@@ -20,7 +20,6 @@ from equivtest.oracle.rounding import Arithmetic, Bounded, Operand, bounded, err
 
 
 def relu(x: Operand, arithmetic: Arithmetic) -> Bounded:
-    """Returns max(x, 0). The operation rounds nothing and enlarges no error of x."""
     return Bounded(value_of(x).relu(), error_of(x).clone(), "equal: relu computes nothing")
 
 

@@ -59,9 +59,6 @@ class Averages:
     Each gradient is a sum over micro-batches.
 
     Attributes:
-        operations: Dtype of the gradients, and whether an average must be exact.
-        ranks: Number of ranks, w.
-        micro_batches: Number of micro-batches on each rank, M.
         reduced: Name of the dtype in which stored products are added and divided. If '', this is the dtype of
             `operations`.
         scalings: Number of roundings in a program that scales a gradient by several factors, whose product is 1 /
@@ -96,10 +93,7 @@ class Averages:
         return operations.choose(lambda: self._exactly(left, right), lambda: self._bounded(left, right))
 
     def total(self, terms: torch.Tensor) -> Found:
-        """Returns the sum of `terms` (R, C) over the R rows, divided by the number of ranks.
-
-        The result has the shape (C,).
-        """
+        """Returns the sum of `terms` (R, C) over the R rows, divided by the number of ranks, in the shape (C,)."""
         found = self.product(terms.T, torch.ones((len(terms), 1), dtype=torch.float64))
         allowed = None if found.allowed is None else found.allowed[:, 0]
         return replace(found, value=found.value[:, 0], allowed=allowed)

@@ -151,7 +151,6 @@ class Certificate(Mode):
 
 
 def _rounds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """True if an operation on whole numbers makes numbers that may be rounded, such as quotients and powers."""
     return func.overloadpacket.__name__ in ("div", "true_divide", "mean", "pow", "exp", "sqrt", "reciprocal", "log")
 
 
@@ -168,10 +167,6 @@ def magnitudes_of(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _is_factor(name: str, place: int, value: object) -> bool:
-    """True if an operation multiplies or adds its argument number `place`.
-
-    True for every tensor. Also true for a number that is one of the first two arguments of add, sub, rsub or mul.
-    """
     return isinstance(value, torch.Tensor) or (name in ("add", "add_", "mul", "sub", "rsub") and place < 2)
 
 
@@ -204,5 +199,4 @@ def _own_unit(operand: torch.Tensor) -> int:
 
 
 def is_floating(value: object) -> bool:
-    """True for a tensor of floating-point numbers."""
     return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -44,8 +44,5 @@ def count_limits(num: int, probability: float, alarm: float, *, delta: float = D
 
 
 def agreement(probability: float) -> float:
-    """Returns the probability that two independent events have the same outcome: both happen, or neither happens.
-
-    `probability` is the probability of each event.
-    """
+    """Returns the probability that two independent events have the same outcome: both happen, or neither happens."""
     return probability**2 + (1 - probability) ** 2

@@ -62,20 +62,12 @@ def distribute_parameters(case: Case, rank: int, names: Iterable[str]) -> list[C
 
 
 def distribute(case: Case, rank: int, shape: Shape, placement: Placement) -> Collective:
-    """Returns the collective that sends a tensor from rank 0 to all ranks.
-
-    The collective is a scatter if the placement is Shard, and a broadcast if it is not.
-    """
     if isinstance(placement, Shard):
         return Collective("scatter", case.world_size * _shard_bytes(case, shape, placement) if rank == 0 else 0)
     return Collective("broadcast", _bytes(case, shape))
 
 
 def redistribute(case: Case, shape: Shape, source: Placement, target: Placement, phase: str) -> list[Collective]:
-    """Returns a list with the one collective that changes a tensor's placement.
-
-    The list is empty if the change needs no collective.
-    """
     if source == target or case.world_size == 1:
         return []
     match source, target:
@@ -92,12 +84,10 @@ def redistribute(case: Case, shape: Shape, source: Placement, target: Placement,
 
 
 def _padded(shape: Shape, dim: int, num_shards: int) -> Shape:
-    """Returns the shape with `dim` padded to a multiple of the number of shards."""
     return tuple(-(-size // num_shards) * num_shards if axis == dim else size for axis, size in enumerate(shape))
 
 
 def _shard_bytes(case: Case, shape: Shape, placement: Shard) -> int:
-    """Returns the size in bytes of a rank's padded shard. All ranks' padded shards have this size."""
     return _bytes(case, _padded(shape, placement.dim, case.world_size)) // case.world_size
 
 

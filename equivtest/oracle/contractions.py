@@ -44,15 +44,7 @@ def linear(
     ranks: int = 1,
     partials: torch.Tensor | None = None,
 ) -> Bounded:
-    """Computes y = x W^T + b.
-
-    Args:
-        x: Global tensor of shape (T, K).
-        weight: Global tensor of shape (N, K).
-        bias: Global tensor of shape (N,), or None.
-        ranks: Number of ranks over which the contraction over K is split.
-        partials: Sum over the ranks of |partial product|, in the shape (T, N). None if the partition is unknown.
-    """
+    """Computes y = x W^T + b. `product` describes the arguments."""
     return product(x, _transposed(weight), arithmetic, plus=bias, ranks=ranks, partials=partials, names="|x||W|")
 
 
@@ -64,12 +56,7 @@ def linear_grad_x(
     ranks: int = 1,
     partials: torch.Tensor | None = None,
 ) -> Bounded:
-    """Computes the gradient of x, cotangent (T, N) @ weight (N, K), which has the shape (T, K).
-
-    Args:
-        ranks: Number of ranks over which the contraction over N is split.
-        partials: Sum over the ranks of |partial product|, in the shape (T, K). None if the partition is unknown.
-    """
+    """Computes the gradient of x, cotangent (T, N) @ weight (N, K), which has the shape (T, K)."""
     return product(cotangent, weight, arithmetic, ranks=ranks, partials=partials, names="|G||W|")
 
 

@@ -62,15 +62,11 @@ def arithmetic_of(dtype: str) -> Arithmetic:
 
 
 def declared_of(dtype: str) -> Arithmetic | None:
-    """Returns the arithmetic that the backend under test declares for a dtype.
-
-    Returns None if the backend declares no arithmetic for the dtype.
-    """
+    """Returns the arithmetic that the backend under test declares for a dtype, or None if it declares none."""
     return _judged_by.get().get(dtype)
 
 
 def order_varies(dtypes: Iterable[str]) -> bool:
-    """True if the backend declares for one of these dtypes that the order of additions varies between calls."""
     return any(arithmetic_of(dtype).order_varies for dtype in dtypes)
 
 

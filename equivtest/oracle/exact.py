@@ -77,10 +77,6 @@ def bits_of(magnitude: int) -> int:
 def find_integers(name: str, tensor: torch.Tensor) -> Scaled:
     """Returns `tensor` as integers times the largest power of two that divides every element.
 
-    Args:
-        name: Name of the tensor, for the message.
-        tensor: Global tensor of any shape and any floating dtype.
-
     Raises:
         InexactData: an element is infinite or NaN, or the integers do not fit 62 bits.
 
@@ -107,9 +103,7 @@ def sum_products(
     """Returns the exact left @ right + plus, after a proof that no order of summation rounds it in `dtype`.
 
     Args:
-        name: Name of the result, for the message.
         left, right: Matrices of the shapes (rows, terms) and (terms, columns).
-        dtype: Dtype in which partial sums may be stored.
         plus: Vector of shape (columns,) that is added to each row. None if nothing is added.
         divided_by: Number n such that a program may add plus / n on each of n ranks. The proof covers such a program,
             so each element of `plus` must be a multiple of n's odd part. If n is 1, a program adds `plus` once.
@@ -148,9 +142,7 @@ def sum_terms(name: str, terms: Scaled, dtype: torch.dtype, *, times: int = 1) -
     """Returns the exact sum over the first dim, after a proof that no order of summation rounds it in `dtype`.
 
     Args:
-        name: Name of the result, for the message.
         terms: Tensor of shape (terms, columns). The sum has the shape (columns,).
-        dtype: Dtype in which partial sums may be stored.
         times: Largest number of operands that the ranks may add to get one term. Each operand is at most as large as
             the term.
 
@@ -164,5 +156,4 @@ def sum_terms(name: str, terms: Scaled, dtype: torch.dtype, *, times: int = 1) -
 
 
 def largest_of(integers: torch.Tensor) -> int:
-    """Returns the largest magnitude. Returns 0 if there are no elements."""
     return int(integers.abs().max()) if integers.numel() else 0

@@ -75,7 +75,6 @@ class ExpectedTensor:
 
     @property
     def is_zero(self) -> bool:
-        """True if every element of the right value is 0."""
         return not bool(self.value.any())
 
 

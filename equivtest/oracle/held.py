@@ -32,9 +32,6 @@ def put_together(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tupl
     layouts or shapes differ. Claims report these faults. If ranks hold replicas, the function takes the replica of the
     lowest rank; another claim compares replicas. If the layout is partial, the function adds the ranks' operands in
     float64.
-
-    Args:
-        shape: Shape of the global tensor.
     """
     placed = {rank: tensors.get(name) for rank, tensors in held.items()}
     present = {rank: tensor for rank, tensor in placed.items() if tensor is not None}

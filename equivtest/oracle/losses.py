@@ -170,10 +170,6 @@ def stored(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> 
 
 
 def _is_exact(value: torch.Tensor, error: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Returns the mask of elements that nothing rounds.
-
-    Such an element has no error, and the dtype can represent the element.
-    """
     return (error == 0) & (value.to(DTYPES[dtype]).double() == value)
 
 

@@ -80,7 +80,6 @@ def reduce_exactly(name: str, operands: torch.Tensor, op: str, axes: Sequence[in
 
 
 def join_bits(op: str, operands: torch.Tensor) -> torch.Tensor:
-    """Reduces whole numbers over dim 0 by an operation on their bits. `op` is 'band', 'bor' or 'bxor'."""
     joined: torch.Tensor = functools.reduce(BITWISE[op], operands)
     return joined
 

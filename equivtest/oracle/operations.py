@@ -49,12 +49,10 @@ class Found:
 
     @classmethod
     def copy_of(cls, tensor: torch.Tensor) -> Found:
-        """Returns the tensor itself as a result without error."""
         return cls(tensor, None, COPIED)
 
     @classmethod
     def within(cls, bounded: Bounded) -> Found:
-        """Returns a bounded tensor as a result."""
         return cls(bounded.value, bounded.allowed, bounded.derivation)
 
     @classmethod
@@ -85,7 +83,6 @@ class Operations:
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """Arithmetic of the kernels and collectives under test."""
         return arithmetic_of(self.dtype)
 
     def product(
@@ -122,7 +119,6 @@ class Operations:
         return self.choose(exactly, lambda: total(terms, 0, self.arithmetic, ranks=self.ranks))
 
     def activation(self, kind: str, before: torch.Tensor) -> Found:
-        """Applies the activation 'relu', 'gelu' or 'silu' to each element."""
         compute = {"relu": relu, "gelu": gelu, "silu": silu}[kind]
         return _equal_if_sure(kind, compute(before, self.arithmetic))
 
@@ -187,8 +183,4 @@ def sum_scaled(terms: Sequence[tuple[float, torch.Tensor]], dtype: torch.dtype) 
 
 
 def _equal_if_sure(kind: str, bounded: Bounded) -> Found:
-    """Returns the result of an activation, with its bound.
-
-    For relu the result must be exact, because relu rounds nothing.
-    """
     return Found(bounded.value, None, bounded.derivation) if kind == "relu" else Found.within(bounded)

@@ -55,7 +55,6 @@ class Places:
         self._seen: list[Place] = []
 
     def watch(self, module: nn.Module) -> None:
-        """Begins to record which submodule of `module` runs."""
         for path, part in module.named_modules():
             part.register_forward_pre_hook(lambda *_, path=path: self._open.append(path))
             part.register_forward_hook(lambda *_: self._close(), always_call=True)
@@ -70,10 +69,7 @@ class Places:
         self.refused = self.refused or self.here()
 
     def here(self) -> str:
-        """Returns the present place of the module, in words that begin with a comma.
-
-        Returns '' if the place is unknown.
-        """
+        """Returns the present place of the module, in words that begin with a comma, or '' if the place is unknown."""
         node = _node()
         if node is None:
             return str(self._now())

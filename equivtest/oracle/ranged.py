@@ -93,20 +93,15 @@ class Parts(NamedTuple):
 
     @property
     def size(self) -> torch.Tensor:
-        """Absolute value of `value`, as a float64 tensor."""
         return self.value.double().abs()
 
     @property
     def reach(self) -> torch.Tensor:
-        """Largest absolute value that the sum of all shares may have in a correct program.
-
-        This is |value| + error, a float64 tensor.
-        """
+        """Largest absolute value that the sum of all shares may have in a correct program."""
         return self.size + self.error
 
 
 def constant(parts: Parts) -> Ranged:
-    """Wraps values as a `Ranged` tensor, and marks them as independent of the module's inputs and parameters."""
     found = parts.wrapped()
     found.origin.is_constant = True
     return found

@@ -167,12 +167,10 @@ def growth(*roundings: tuple[int, float]) -> float:
 
 
 def value_of(operand: Operand) -> torch.Tensor:
-    """Returns the operand's value as a float64 tensor."""
     return (operand.value if isinstance(operand, Bounded) else operand).to(torch.float64)
 
 
 def error_of(operand: Operand) -> torch.Tensor:
-    """Returns the operand's error bound as a float64 tensor. The bound of a plain tensor is zero."""
     return operand.allowed if isinstance(operand, Bounded) else torch.zeros(operand.shape, dtype=torch.float64)
 
 
@@ -192,10 +190,6 @@ def store(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic, *, t
 
 
 def where_finite(magnitude: torch.Tensor, largest: float, error: torch.Tensor) -> torch.Tensor:
-    """Returns `error` with some elements replaced by infinity.
-
-    These are the elements for which `magnitude` exceeds `largest` or is NaN.
-    """
     return torch.where(magnitude <= largest, error, math.inf)
 
 

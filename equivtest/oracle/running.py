@@ -230,10 +230,7 @@ class RunningError(Mode):
     def _in_more_bits(
         self, func: Any, dtypes: tuple[torch.dtype, torch.dtype], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Runs an operation as torch's 16-bit kernel does.
-
-        The kernel computes in the dtype `dtypes[1]` and stores in the dtype `dtypes[0]`.
-        """
+        """Runs an operation as torch's 16-bit kernel does: computes in `dtypes[1]`, and stores in `dtypes[0]`."""
         flat, how = tree_flatten((args, kwargs))
         wider, named = tree_unflatten([widened(each, *dtypes) for each in flat], how)
         with self:
@@ -256,10 +253,7 @@ class RunningError(Mode):
             return parts._replace(value=parts.value.to(wide)).wrapped()
 
     def _stored(self, out: Out, like: Any, given: Any) -> Any:
-        """Rounds a kernel's result to the dtype in which the kernel stores it.
-
-        Returns the rounded result in the dtype of `like`.
-        """
+        """Rounds a kernel's result to the dtype in which the kernel stores it. The result has the dtype of `like`."""
         if out.tensor is None:
             return None
         parts = Parts.of(out.tensor)
@@ -406,5 +400,4 @@ def _are_off(tree: Any) -> bool:
 
 
 def _is_constant(tree: Any) -> bool:
-    """True if no value in the operands depends on the module's inputs or parameters."""
     return all(each.origin.is_constant for each in leaves(tree) if isinstance(each, Ranged))

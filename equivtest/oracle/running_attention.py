@@ -104,7 +104,6 @@ def _probabilities(scores: torch.Tensor) -> torch.Tensor:
 
 
 def _to_heads_of(q: torch.Tensor, each: torch.Tensor) -> torch.Tensor:
-    """Repeats keys or values that several heads share, so that each of these heads has a copy."""
     return each if each.shape[1] == q.shape[1] else each.repeat_interleave(q.shape[1] // each.shape[1], 1)
 
 

@@ -165,10 +165,7 @@ BY_DIM = {"max": largest, "min": smallest}
 
 
 def choice_of(name: str, overload: str, operands: Sequence[Any]) -> Callable[..., Chosen] | None:
-    """Returns the rule of an operation that chooses among floating-point elements.
-
-    Returns None for any other operation.
-    """
+    """Returns the rule of an operation that chooses among floating-point elements, or None."""
     if not operands or not is_floating(operands[0]):
         return None
     return BY_DIM.get(name) if overload == "dim" else CHOICES.get(name)

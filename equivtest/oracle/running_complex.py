@@ -63,7 +63,6 @@ def _is_complex(operand: Any) -> bool:
 
 
 def has_complex(values: Any) -> bool:
-    """True if a value is a complex tensor or a complex number."""
     return any(_is_complex(each) for each in values)
 
 

@@ -81,11 +81,7 @@ def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def unpacked(factors: torch.Tensor, pivots: torch.Tensor, *which: bool) -> tuple[torch.Tensor, ...]:
-    """Returns the permutation, the lower factor and the upper factor of square matrices, like `torch.lu_unpack`.
-
-    Args:
-        which: The flags unpack_data and unpack_pivots of `torch.lu_unpack`.
-    """
+    """Returns the permutation, the lower factor and the upper factor of square matrices, like `torch.lu_unpack`."""
     a = Parts.of(factors)
     order, lower, upper = torch.lu_unpack(a.value, pivots, *which)
     if not lower.numel() == upper.numel() == a.value.numel():

@@ -30,19 +30,16 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def mapped(change: Callable[[Any], Any], tree: Any) -> Any:
-    """Applies `change` to each leaf of nested tuples, lists and dicts, and returns the same nesting."""
     if type(tree) in (tuple, list):
         return type(tree)([mapped(change, each) for each in tree])
     return {name: mapped(change, each) for name, each in tree.items()} if type(tree) is dict else change(tree)
 
 
 def is_floating(value: object) -> bool:
-    """True for a tensor of floating-point or complex numbers."""
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def is_whole(dtype: torch.dtype | None) -> bool:
-    """True if a requested dtype can hold only whole numbers."""
     return dtype is not None and not dtype.is_floating_point and not dtype.is_complex
 
 

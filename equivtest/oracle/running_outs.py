@@ -1,7 +1,4 @@
-"""Defines types for a kernel that computes in more bits than it stores: see `running_kernels`.
-
-One type is for a call of the kernel, and the other type is for its result.
-"""
+"""Defines types for a kernel that computes in more bits than it stores: see `running_kernels`."""
 
 from __future__ import annotations
 
@@ -47,7 +44,6 @@ class Kernel:
     """A call of a kernel whose operands have been widened.
 
     Attributes:
-        func: The operator.
         dtype: Dtype of the operands before they were widened.
         stored: Function that rounds an intermediate result to `dtype`, if each rank has the whole result.
         stored_shares: Function that rounds an intermediate result to `dtype`, if a rank may have only a share of the

@@ -58,7 +58,6 @@ class Roundings:
 
     @property
     def words(self) -> str:
-        """Text for a message, with the dtypes in which the module computes, stores and adds."""
         record = self.arithmetic
         return f"computed in {record.accumulate}, stored in {record.dtype}, added up in {record.reduce}"
 

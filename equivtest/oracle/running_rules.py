@@ -105,7 +105,6 @@ def exact_where(name: str, args: Sequence[Any], found: Parts) -> Parts:
 
 
 def all_exact(args: Sequence[Any]) -> torch.Tensor:
-    """Returns the mask of elements at which all operands have an error of 0."""
     errors = [Parts.of(each).error for each in args if isinstance(each, torch.Tensor)]
     return functools.reduce(torch.logical_and, [error == 0 for error in errors], torch.ones((), dtype=torch.bool))
 
@@ -243,7 +242,6 @@ def _off_if_stored(limit: float, a: Parts) -> float:
 
 
 def shrink(r: Roundings, operand: Any, lambd: float = 0.5) -> Parts:
-    """Returns the operand for elements outside of [-lambd, lambd], and zero for all other elements."""
     return shrink_backward(r, operand, operand, lambd)
 
 

@@ -101,7 +101,6 @@ def softmax(r: Roundings, operand: Any, dim: int, half_to_float: bool = False) -
 
 
 def dims_of(value: torch.Tensor, dim: Dims) -> tuple[int, ...]:
-    """Returns the reduced dims as a tuple. If `dim` is None or (), all dims are reduced."""
     if dim is None or (not isinstance(dim, int) and not len(dim)):
         return tuple(range(value.dim()))
     return (dim,) if isinstance(dim, int) else tuple(dim)

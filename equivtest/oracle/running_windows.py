@@ -31,10 +31,7 @@ Bilinear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def bilinear(r: Roundings, f: Bilinear, left: Any, right: Any, num: int) -> Parts:
-    """Computes `f`. Each element of the result is a sum of `num` products.
-
-    A product has one factor from `left` and one factor from `right`.
-    """
+    """Computes `f`. Each element of the result is a sum of `num` products."""
     a, b = Parts.of(left), Parts.of(right)
     error = f(a.error, b.reach) + f(a.size, b.error)
     return r.summed(f(a.value, b.value), error, f(a.magnitude, b.magnitude), num)
@@ -69,8 +66,6 @@ def convolution_backward(
     r: Roundings, cotangent: Any, x: Any, weight: Any, bias_sizes: Sizes | None, stride: Sizes, padding: Sizes,
     dilation: Sizes, transposed: bool, output_padding: Sizes, groups: int, wanted: Sequence[bool],  # noqa: FBT001
 ) -> tuple[Parts | None, ...]:  # fmt: skip
-    """Returns the gradients of x, weight and bias. If a gradient is not wanted, returns None in its place."""
-
     def gradient(place: int) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
         mask = [place == each for each in range(3)]
         return lambda g, image, kernel: aten.convolution_backward(
@@ -106,10 +101,7 @@ def constant_pad_nd(r: Roundings, operand: Any, pad: Sizes, value: float = 0) ->
 
 
 def linear(func: Callable[..., torch.Tensor], num: Callable[..., int]) -> Callable[..., Parts]:
-    """Makes the rule of a function that is linear in its first operand.
-
-    The function adds at most num(operand, ...) terms.
-    """
+    """Makes the rule of a function that is linear in its first operand, and adds at most num(operand, ...) terms."""
 
     def rule(r: Roundings, operand: Any, *args: Any, **how: Any) -> Parts:
         plain = [Parts.of(each).value if isinstance(each, Ranged) else each for each in args]

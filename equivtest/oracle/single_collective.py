@@ -55,9 +55,7 @@ def right_results(kind: str, op: str, operands: Sequence[Items], rank: int, root
     """Returns the right tensor of each item on one rank of the group. Returns None if the rank's result is undefined.
 
     Args:
-        kind: Kind of the collective, such as 'all_reduce' or 'all_gather'.
         op: Name of the reduction, such as 'sum' or 'max'; '' if the collective moves values.
-        operands: Operands of each rank of the group.
         root: Rank of the collective's root. None if the collective has no root.
 
     Raises:

@@ -71,10 +71,7 @@ def right_of_operation(name: str, args: list[Any], kwargs: dict[str, Any], ranks
 
 
 def as_pairs(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns complex numbers as pairs of real numbers, along a last dim of size 2.
-
-    Returns any other tensor unchanged.
-    """
+    """Returns complex numbers as pairs of real numbers, along a last dim of size 2, and any other tensor unchanged."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
@@ -93,7 +90,6 @@ def operator_of(name: str) -> Any:
 
 
 def written(func: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """Returns the arguments to which the operator writes."""
     arguments = func._schema.arguments
     named = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
     return [named[each.name] for each in arguments if each.name in named and _is_written(each)]
@@ -150,9 +146,9 @@ def _added(shares: Shares) -> torch.Tensor:
 
 
 def _coarsest(values: list[Any]) -> torch.dtype | None:
-    """Returns the floating dtype with the fewest significand bits among tensors and arguments.
+    """Returns the floating dtype with the fewest significand bits among tensors and arguments, or None.
 
-    Returns None if there is no floating dtype. A complex tensor counts with the dtype of its real part.
+    A complex tensor counts with the dtype of its real part.
     """
     found = {_dtype_of(value).to_real() for value in values if _is_float(value)}
     found |= {value for value in values if isinstance(value, torch.dtype) and value.is_floating_point}

@@ -36,10 +36,7 @@ def log_softmax(x: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
 
 
 def log_softmax_grad(x: torch.Tensor, cotangent: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
-    """Returns the gradient of log_softmax, which is g - p sum g with p = exp y. The result has the shape (K, R).
-
-    The gradient is computed from the stored y.
-    """
+    """Returns the gradient of log_softmax, which is g - p sum g with p = exp y. The result has the shape (K, R)."""
     y, num = log_softmax(x, arithmetic), x.shape[1]
     if num == 1:
         return Bounded(torch.zeros_like(x), torch.zeros_like(x), _ALONE)
