@@ -47,10 +47,7 @@ def bits_mismatch(
 
 
 def form_mismatch(name: str, first: Mapping[int, Placed], again: Mapping[int, Placed | None]) -> Mismatch | None:
-    """Describes the first rank whose tensor in the second run is missing, or has another layout, shape or dtype.
-
-    Returns None if there is no such rank.
-    """
+    """Describes the first rank whose tensor in the second run is missing, or has another layout, shape or dtype."""
     for rank, once in first.items():
         twice = again.get(rank)
         if twice is None:
@@ -62,10 +59,7 @@ def form_mismatch(name: str, first: Mapping[int, Placed], again: Mapping[int, Pl
 
 
 def repeat_mismatch(name: str, first: Mapping[int, Placed], again: Mapping[int, Placed]) -> Mismatch | None:
-    """Describes the first element, on any rank, whose bits differ in the second run.
-
-    Returns None if no bits differ.
-    """
+    """Describes the first element, on any rank, whose bits differ in the second run."""
     for rank, once in first.items():
         left, right = once.local, again[rank].local
         differing = (as_bits(left) != as_bits(right)).reshape(-1)
@@ -88,14 +82,12 @@ def _form(placed: Placed) -> str:
 
 
 def in_words(tensor: torch.Tensor, flat: int) -> str:
-    """Describes element number `flat` as a number and as bits."""
     mask = (1 << 8 * tensor.element_size()) - 1
     bits = int(as_bits(tensor).reshape(-1)[flat]) & mask
     return f"{float(tensor.detach().reshape(-1)[flat]):.9e} (bits {bits:#0{2 + 2 * tensor.element_size()}x})"
 
 
 def no_excuse(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Returns a mask that excuses no element, so that every bit counts."""
     return torch.zeros_like(expected, dtype=torch.bool)
 
 
@@ -132,10 +124,6 @@ def _pair(bits: torch.Tensor, placed: Placed, mesh_shape: Shape, rank: int) -> t
     """Returns (actual elements of the rank, expected elements of the rank), both without padding.
 
     Returns None if the rank's tensor has a partial layout, or another shape or dtype than the expected elements.
-
-    Args:
-        bits: The right value, a global tensor.
-        placed: The rank's tensor.
     """
     if is_partial(placed.layout) or placed.local.dtype != bits.dtype:
         return None
@@ -153,10 +141,7 @@ def _pair(bits: torch.Tensor, placed: Placed, mesh_shape: Shape, rank: int) -> t
 
 
 def _flat_range(bits: torch.Tensor, placed: Placed, mesh_shape: Shape, rank: int) -> tuple[int, int] | None:
-    """Returns the indices (start, stop) of the rank's elements in the flattened tensor.
-
-    Returns None if the layout is not `Flat`.
-    """
+    """Returns the indices (start, stop) of the rank's elements in the flattened tensor."""
     axis = flat_axis(placed.layout)
     if axis is None:
         return None

@@ -30,8 +30,6 @@ class Count:
 
     Attributes:
         rank: The rank whose elements were counted. For a pair of ranks, this is the second rank.
-        what: Description of the elements.
-        num: Number of elements.
         count: Number of elements for which the event happened.
         probability: Probability that the event happens for one element.
         pairs: True if elements of two ranks are compared with each other.

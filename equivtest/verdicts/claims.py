@@ -20,7 +20,6 @@ from equivtest.verdicts.verdict import Judgement
 
 
 def always(case: Case, draw: int) -> bool:
-    """Returns True, for a claim that applies to every draw of every case."""
     return True
 
 

@@ -116,7 +116,6 @@ def _cause(replies: Sequence[Reply]) -> Reply | None:
 
 
 def _tell(case: Case, cause: Reply, replies: Sequence[Reply]) -> str:
-    """Describes the first cause in full and each other rank in one line, and adds the stacks of hanging ranks."""
     lines = [f"{case.name_rank(cause.rank)} {_in_words(cause)}", _without_repetition(cause)]
     alike = [reply for reply in replies if (reply.outcome, reply.error_text) == ("raised", cause.error_text)]
     if len(alike) == len(replies) > 1:
@@ -131,10 +130,7 @@ def _tell(case: Case, cause: Reply, replies: Sequence[Reply]) -> str:
 
 
 def _without_repetition(cause: Reply) -> str:
-    """Returns the detail of a reply.
-
-    If the detail is a traceback, returns only its frames, because the message has the exception.
-    """
+    """Returns the detail of a reply. Of a traceback only the frames are left, because the message has the exception."""
     lines = cause.detail.rstrip().splitlines()
     if cause.outcome == "raised" and lines and lines[0] == TRACEBACK and lines[-1].endswith(_first_line(cause)):
         lines = lines[1:-1]

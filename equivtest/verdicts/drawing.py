@@ -34,11 +34,7 @@ class Drawing(msgspec.Struct, frozen=True):
 
 
 def is_drawable(drawing: Drawing) -> bool:
-    """True if the tensor is small enough to draw, and the listed elements fit it.
-
-    The tensor must have at least one element and at most MOST_DRAWN elements. All ranks together must hold at most
-    MOST_DRAWN elements. Each index must lie within the tensor, and a rank's wrong elements must be among its elements.
-    """
+    """True if the tensor is small enough to draw, and the listed elements fit it."""
     if max(len(drawing.shape), len(drawing.ranks)) > MOST_DRAWN or min(drawing.shape, default=1) < 1:
         return False
     num_elements = math.prod(drawing.shape)

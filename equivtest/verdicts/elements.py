@@ -119,7 +119,6 @@ def _is_dtype_right(actual: torch.dtype, expected: ExpectedTensor) -> bool:
 
 
 def _missing(name: str, rank: int, expected: ExpectedTensor) -> Mismatch:
-    """Describes a missing tensor. For a gradient, the description names `.grad`, which may be None."""
     right, actual = "a tensor", "none: the subject did not return it"
     way_out = "return a DTensor, or Placed(local tensor, layout), under each name of case.answer_names()"
     if (plain := in_one_step(name)).startswith("grad."):
@@ -149,10 +148,7 @@ def _fitted(name: str, placed: Placed, expected: ExpectedTensor, shape: Shape, m
 
 
 def _unheld(name: str, answers: Mapping[int, Placed | None], mesh_shape: Shape, global_shape: Shape) -> Mismatch | None:
-    """Describes the first element that no rank holds, for ranks that list the indices of their elements.
-
-    Returns None if the ranks list no indices, or if they hold every element.
-    """
+    """Describes the first element that no rank holds, for ranks that list the indices of their elements."""
     present = {rank: placed for rank, placed in answers.items() if placed is not None}
     if all(placed.indices is None for placed in present.values()):
         return None
@@ -213,10 +209,7 @@ def judge_values(
 
 
 def _drawing(found: Mismatch, layout: Layout, parts: list[Part], ratios: Mapping[int, torch.Tensor]) -> Drawing | None:
-    """Returns a picture of the elements that each rank holds.
-
-    Returns None if there are too many elements for a picture.
-    """
+    """Returns a picture of the elements that each rank holds, or None if there are too many elements."""
     assert found.global_shape is not None
     if sum(part.actual.numel() for part in parts) > MOST_DRAWN or math.prod(found.global_shape) > MOST_DRAWN:
         return None
@@ -255,7 +248,6 @@ def is_too_wide(expected: ExpectedTensor) -> bool:
 
 
 def is_near(expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape: Shape) -> bool:
-    """True if every element on every rank is within `ExpectedTensor.resolution` of the right value."""
     if expected.resolution is None:
         return False
     near = replace(expected, allowed=expected.resolution)
@@ -329,7 +321,6 @@ def _describe(
 
 
 def unravel(flat: int, shape: Shape) -> Shape:
-    """Returns the row-major index of element number `flat` of a tensor of that shape."""
     index = []
     for size in reversed(shape):
         flat, place = divmod(flat, size)

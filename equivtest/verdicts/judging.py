@@ -195,5 +195,4 @@ def one_thread() -> Iterator[None]:
 
 
 def raise_for(verdict: Verdict) -> NoReturn:
-    """Raises the exception of a verdict's kind, with the whole message."""
     raise KINDS[verdict.kind](verdict, write_message(verdict))

@@ -130,7 +130,6 @@ def _leans(parts: list[Part], expected: ExpectedTensor, layout: Layout) -> Itera
 
 
 def _rows(errors: torch.Tensor, right: torch.Tensor, allowed: torch.Tensor, *, width: int) -> torch.Tensor:
-    """Stacks errors, right values and allowances in the shape (3, rows, width)."""
     return torch.stack([errors, right, allowed]).reshape(3, -1, width or 1)
 
 

@@ -62,7 +62,6 @@ def _again(replay: str) -> str:
 
 
 def describe_failure(verdict: Verdict) -> list[str]:
-    """Returns the lines of the message that name the wrong tensor, the place and the size of the error."""
     first = next(iter(verdict.judgement.mismatches), None)
     error = KINDS[verdict.kind]
     headline = error.headline.format(tensor=first.tensor if first else "")
@@ -121,6 +120,5 @@ def on_factors(factors: Mapping[str, float]) -> list[str]:
 
 
 def few(names: Sequence[str]) -> str:
-    """Joins at most MOST_NAMES of the names, and counts the other names."""
     others = f" and {len(names) - MOST_NAMES} others" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + others

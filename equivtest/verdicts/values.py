@@ -27,7 +27,6 @@ def judge_outputs(case: Case, expected: Expected, answers: Answers) -> Judgement
 
 
 def judge_gradients(case: Case, expected: Expected, answers: Answers) -> Judgement | None:
-    """Judges all gradients. Returns None if the oracle expects no gradient."""
     names = names_of(case, expected, "gradient")
     return judge_tensors(case, expected, answers, names) if names else None
 

@@ -20,11 +20,9 @@ class Mismatch:
         tensor: Name of the tensor, such as 'grad.weight'.
         rank: The rank that has the shown element. This element has the largest error in relation to its allowed error.
         local_index, global_index: Indices of the shown element. Padding has no global index.
-        layout: Layout under which the rank holds the tensor.
         expected, actual: The element's value, or the layout, shape, dtype, bits or flag.
         error, allowed: The element's absolute error, and its allowed error. The allowed error is 0 if values must be
             equal.
-        derivation: Derivation of the allowed error, in words.
         extent: Number of wrong local elements, and the ranks that hold these elements, in words.
         pattern: A pattern that all wrong elements have in common, if there is no doubt about it.
         process: Number of the rank's process in the world.
@@ -114,7 +112,6 @@ class Verdict:
 
     @property
     def first_tensor(self) -> str:
-        """Name of the first wrong tensor. The name is '' if the failure concerns no tensor."""
         return next((mismatch.tensor for mismatch in self.judgement.mismatches), "")
 
     @property
