@@ -126,6 +126,11 @@ class FaultyGroup(_Group):  # type: ignore[misc]
     def group_desc(self) -> str:
         return self._description
 
+    @property
+    def _device_types(self) -> Any:
+        """Devices of the real group. `set_model_state_dict` reads them with broadcast_from_rank0 (torch 2.13.0)."""
+        return self._inner._device_types
+
     def _set_group_desc(self, description: str) -> None:
         self._description = description
 
