@@ -108,6 +108,10 @@ fully_sharded_block_by_layers = module_property(
     BUILD, f"{FULLY_SHARDED}_by_layers", x_shapes=ROWS, options={"reshard_after_forward": (True, False)}
 )
 
+fully_sharded_block_from_rank_0 = module_property(
+    BUILD, f"{FULLY_SHARDED}_from_rank_0", x_shapes=((2, 2), (3, 2), (5, 2), (4, 3, 2)), needs_world=True
+)
+
 TOKEN_MEAN = "equivtest.programs.examples.token_mean:"
 
 # A whole step: its loss is the mean over all tokens, which ranks and micro-batches divide unevenly.

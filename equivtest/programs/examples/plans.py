@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
@@ -98,6 +99,21 @@ def fully_sharded_by_layers(block: nn.Module, mesh: DeviceMesh, *, reshard_after
     for layer in block.children():
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward)
     return fully_sharded(block, mesh)
+
+
+def fully_sharded_from_rank_0(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Applies FSDP2, and loads into the shards the whole state that rank 0 alone has.
+
+    Source: set_model_state_dict and StateDictOptions in torch/distributed/checkpoint/state_dict.py (2.13.0).
+    """
+    whole = {name: tensor.clone() for name, tensor in block.state_dict().items()} if mesh.get_rank() == 0 else {}
+    sharded = fully_sharded(block, mesh)
+    with torch.no_grad():
+        for parameter in sharded.parameters():
+            parameter.fill_(torch.nan)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(sharded, whole, options=options)
+    return sharded
 
 
 def divided_by_two(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
