@@ -14,6 +14,7 @@ import torch
 from equivtest.base import limits
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.module import module_property
+from equivtest.programs.case import ModuleCase
 from equivtest.property import Property
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.messages import FAULTS, NO_FAULT, Fault
@@ -51,6 +52,22 @@ def test_audit_of_a_right_subject_finds_a_failing_claim_for_every_collective(poo
 
     assert (found.problem, found.unseen, found.cases > 0) == ("", [], True)
     assert [str(site) for site in found.sites] == ["all_gather in the forward"]
+
+
+@pytest.mark.ranks
+def test_audit_runs_a_program_that_reads_the_devices_of_the_group(pool: Pool) -> None:
+    case = ModuleCase(
+        world_size=2,
+        needs_world=True,
+        build="equivtest.programs.examples.gated:gated_block",
+        parallelize="equivtest.programs.examples.plans:fully_sharded_from_rank_0",
+        x_shape=(2, 2),
+        batch="mean of parts",
+    )
+
+    replies = pool.run("module", case, fault=NO_FAULT)
+
+    assert [reply.outcome for reply in replies] == ["answered"] * 2
 
 
 @pytest.mark.ranks
