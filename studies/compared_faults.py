@@ -20,8 +20,7 @@ FAULTS = ("swapped_gather", "drops_rank", "wrong_on_one_rank", "average_is_sum",
 """A wrong order, a rank left out in one dtype, one wrong rank, a wrong reduction, a lost rank, a refusal."""
 
 RUN = (
-    "run", "--profile=smoke", "--subjects=collectives", "--world-sizes=1,2", "--backend=planted",
-    "--import=tests.programs.unusual",
+    "run", "--profile=smoke", "--subjects=collectives", "--backend=planted", "--import=tests.programs.unusual",
 )  # fmt: skip
 
 
