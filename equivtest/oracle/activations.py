@@ -24,10 +24,7 @@ def relu(x: Operand, arithmetic: Arithmetic) -> Bounded:
 
 
 def relu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded:
-    """Returns the cotangent for each element with x > 0, and 0 for every other element.
-
-    If the error of x leaves the sign of x open, the bound allows both results.
-    """
+    """Returns the cotangent where x > 0, and 0 elsewhere. If the error of x hides its sign, the bound allows both."""
     value, error = value_of(x), error_of(x)
     g, e_g = value_of(cotangent), error_of(cotangent)
     passed = value > 0

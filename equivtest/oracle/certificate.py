@@ -60,7 +60,6 @@ ON_MAGNITUDES: dict[str, Callable[..., Any]] = {
     "rsub": torch.add,
     "neg": torch.clone,
 }
-"""Operation -> operation on magnitudes that bounds its result: |a| + |b| bounds a - b."""
 
 CHOOSES = frozenset({"amax", "constant_pad_nd", "masked_fill", "max", "maximum", "relu", "where"})
 """Members of MOVES that may choose a negative constant of the module, although all other operands are magnitudes."""

@@ -85,7 +85,6 @@ def product(
     Args:
         ranks: Number of ranks over which the contraction over K is split.
         partials: Sum over the ranks of |partial product|, in the shape (R, C). None if the partition is unknown.
-        names: Text for a message that names the summed magnitudes, such as '|left||right|'.
     """
     a, b, e_a, e_b = value_of(left), value_of(right), error_of(left), error_of(right)
     num_terms = a.shape[-1] + (plus is not None)
@@ -110,7 +109,6 @@ def total(
     Args:
         ranks: Number of ranks over which the sum is split.
         partials: Sum over the ranks of |partial sum|, in the shape of the result. None if the partition is unknown.
-        names: Text for a message that names the summed magnitudes, such as '|terms|'.
     """
     value, error = value_of(terms), error_of(terms)
     dims = (dim,) if isinstance(dim, int) else dim

@@ -71,10 +71,7 @@ def order_varies(dtypes: Iterable[str]) -> bool:
 
 
 def smallest_kept(dtype: str) -> float:
-    """Returns the magnitude below which a number may become zero when zeros are added to the number.
-
-    Returns 0 if no number may become zero.
-    """
+    """Returns the magnitude below which a number may become zero when zeros are added to it, or 0."""
     return float(torch.finfo(DTYPES[dtype]).tiny) if arithmetic_of(dtype).flushes_subnormals else 0.0
 
 

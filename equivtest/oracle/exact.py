@@ -27,10 +27,7 @@ _INT64_BITS = 62  # limit for sums before int64 could overflow, with one bit to 
 
 
 class InexactData(EquivtestError, AssertionError):
-    """Raised if data breaks the conditions of exactness.
-
-    The fault is in the code that draws the data, never in a subject.
-    """
+    """Raised if data breaks the conditions of exactness. The code that draws the data is at fault, not a subject."""
 
 
 @dataclass(frozen=True)

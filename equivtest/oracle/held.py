@@ -53,10 +53,7 @@ def put_together(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tupl
 
 
 def _listed(present: Mapping[int, Placed], shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> torch.Tensor | None:
-    """Assembles a global tensor from tensors of ranks that list the indices of their elements.
-
-    Returns None if some element of the global tensor is on no rank, or if the ranks' tensors do not fit each other.
-    """
+    """Assembles a global tensor from tensors that list the indices of their elements, or returns None if it cannot."""
     try:
         assembled, holders = assemble_listed(present, shape, mesh_shape)
     except ValueError:

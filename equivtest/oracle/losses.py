@@ -55,10 +55,7 @@ class Targets:
 
 
 def log_softmax(x: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bounded:
-    """Returns y, the stored logarithm of the softmax of x. Both tensors have the shape (P, C).
-
-    The classes are divided among `ranks` ranks.
-    """
+    """Returns y, the stored logarithm of the softmax of x. Both tensors have the shape (P, C)."""
     y = log_of_sum(x, arithmetic, ranks=ranks)
     return Bounded(y.value, stored(y.value, y.allowed, arithmetic), y.derivation)
 
@@ -189,11 +186,7 @@ def _sum(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> tu
 
 
 def sum_of_weights(targets: Targets, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (stored divisor of a mean, error of the divisor).
-
-    The divisor is the sum of the weights of all positions that count. If the loss has no weights, the divisor is the
-    number of these positions.
-    """
+    """Returns (stored divisor of a mean, its error). The divisor adds up weights, or counts positions that count."""
     weights = torch.where(targets.kept, targets.weight, 0.0)
     return _sum(weights, torch.zeros_like(weights), arithmetic)
 

@@ -41,7 +41,6 @@ class Reduced:
     """The right result of a reduction, either exact or with a bound.
 
     Attributes:
-        value: The right result, a float64 tensor.
         bits: The result in the dtype of the operands, if only one result is right. None if several results are right.
         allowed: Largest error per element, a float64 tensor. If None, a correct result equals `value`.
         is_symmetric: True if the errors of a correct reduction prefer no sign, and share no rounding.

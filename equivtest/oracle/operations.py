@@ -57,10 +57,7 @@ class Found:
 
     @classmethod
     def exactly(cls, found: Sum, dtype: torch.dtype) -> Found:
-        """Returns a result that a correct subject must equal, because the sums in `found` are exact.
-
-        `dtype` is the dtype in which a subject stores the result.
-        """
+        """Returns a result that a subject must equal, because its sums are exact. A subject stores it in `dtype`."""
         bits = significand_bits(dtype)
         text = f"equal: integers times a power of two, at most {found.bits_used} of {bits} bits"
         return cls(found.value, None, text, found.bits_used)
@@ -128,10 +125,7 @@ class Operations:
         return _equal_if_sure(kind, compute(before, cotangent, self.arithmetic))
 
     def weighted_sum(self, terms: Sequence[tuple[float, torch.Tensor]], bounded: Callable[[], Bounded]) -> Found:
-        """Adds the products factor * tensor of all terms. The tensors have one shape.
-
-        If the result is not exact, `bounded` computes the result and its bound.
-        """
+        """Adds the products factor * tensor of all terms, or takes the result of `bounded` if they are not exact."""
         return self.choose(lambda: sum_scaled(terms, DTYPES[self.dtype]), bounded)
 
     def choose(self, exactly: Callable[[], Sum], bounded: Callable[[], Bounded]) -> Found:
@@ -156,9 +150,7 @@ class Operations:
 
 
 def sum_scaled(terms: Sequence[tuple[float, torch.Tensor]], dtype: torch.dtype) -> Sum:
-    """Adds the products factor * tensor of all terms exactly.
-
-    Proves first that no order of the additions rounds in `dtype`.
+    """Adds the products factor * tensor of all terms exactly, if no order of the additions rounds in `dtype`.
 
     Raises:
         InexactData: the magnitudes of the terms add up to more than the significand of `dtype` can represent.

@@ -69,11 +69,7 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, operand: Any) -> Parts:
-        """Returns the three tensors of an operand.
-
-        A plain tensor or a number is the same in every program, so its error is 0 and its magnitude is its absolute
-        value.
-        """
+        """Returns the three tensors of an operand. A plain tensor or number has an error of 0."""
         if isinstance(operand, Ranged):
             return cls(operand.value, operand.error, operand.magnitude)
         value = operand if isinstance(operand, torch.Tensor) else torch.tensor(operand, dtype=torch.float64)
@@ -83,11 +79,7 @@ class Parts(NamedTuple):
         return cls(value, torch.zeros_like(value, dtype=torch.float64), value.double().abs())
 
     def wrapped(self) -> Ranged:
-        """Returns a `Ranged` tensor.
-
-        Its error and magnitude get the strides of the value, so that a view selects the same elements of all three
-        tensors.
-        """
+        """Returns a `Ranged` tensor. Its parts have equal strides, so that a view selects the same elements of each."""
         value = self.value.contiguous() if 0 in self.value.stride() else self.value
         return Ranged(value, _like(self.error, value), _like(self.magnitude, value))
 

@@ -142,10 +142,7 @@ def unit_roundoff(dtype: str) -> float:
 
 @functools.cache
 def underflow(dtype: str, *, flushed: bool = False) -> float:
-    """Returns half the smallest subnormal number.
-
-    If `flushed` is True, returns the smallest normal number, because subnormals are flushed to zero.
-    """
+    """Returns half the smallest subnormal number, or the smallest normal number if subnormals are flushed to zero."""
     finfo = torch.finfo(DTYPES[dtype])
     if flushed or dtype == "float64":  # half of float64's smallest subnormal is no float64 number
         return float(finfo.tiny if flushed else finfo.smallest_normal * finfo.eps)

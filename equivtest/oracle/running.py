@@ -88,10 +88,7 @@ class RunningError(Mode):
 
     @staticmethod
     def exactly(tensor: torch.Tensor) -> Ranged:
-        """Copies a tensor that is the same in every program. The copy has an error of 0.
-
-        Call this function outside of the mode.
-        """
+        """Copies a tensor that is the same in every program, with an error of 0. Call it outside of the mode."""
         return Parts.of(tensor.detach().clone()).wrapped()
 
     def bounded(self, tensor: torch.Tensor) -> Bounded:
@@ -147,10 +144,7 @@ class RunningError(Mode):
         return self._computed(func, name, args, kwargs)
 
     def _made(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an operation without floating-point operands, such as `torch.arange`, or a mask times a number.
-
-        If the result is floating-point, the operation's own rounding is its only error.
-        """
+        """Runs an operation without floating-point operands, such as `torch.arange`. It adds only its own rounding."""
         result = func(*values_of(args), **values_of(kwargs))
         if not any(map(is_floating, leaves(result))):
             return result
@@ -163,10 +157,7 @@ class RunningError(Mode):
         return mapped(lambda each: constant(Parts.of(each)) if is_floating(each) else each, result)
 
     def _of_pairs(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an operation that moves complex numbers, or that computes with their real and imaginary parts.
-
-        The real and the imaginary parts have separate bounds.
-        """
+        """Runs an operation on complex numbers, whose real and imaginary parts have separate bounds."""
         if name in MADE:
             return self._made(func, name, args, kwargs)
         if name in MOVES | VIEWS:

@@ -32,10 +32,7 @@ def _along(operand: Ranged, dim: int | None) -> tuple[Parts, int]:
 
 
 def _is_best(parts: Parts, indices: torch.Tensor, dim: int, sign: int) -> bool:
-    """True if no other element along the dim may be as large as the chosen element.
-
-    If `sign` is -1, True if no other element may be as small as the chosen element.
-    """
+    """True if no other element along the dim may be as large as the chosen element, or as small for a `sign` of -1."""
     value, error = sign * parts.value.double(), parts.error
     best, e_best = (each.gather(dim, indices) for each in (value, error))
     others = torch.ones_like(value, dtype=torch.bool).scatter_(dim, indices, value=False)
@@ -99,10 +96,7 @@ def topk(operand: Ranged, k: int, dim: int = -1, largest: bool = True, sorted: b
 
 
 def _are_apart(ordered: Parts, num: int, dim: int, *, ties: bool) -> bool:
-    """True if every program has the first `num` elements in this order.
-
-    If `ties` is True, elements without an error may be equal.
-    """
+    """True if every program has the first `num` elements in this order. With `ties`, exact elements may be equal."""
     value, error = (part.narrow(dim, 0, min(num, part.shape[dim])) for part in (ordered.value.double(), ordered.error))
     count = value.shape[dim] - 1
     if count < 1:
@@ -120,19 +114,13 @@ def nonzero(operand: Ranged) -> Chosen:
 
 
 def counts(operand: Ranged, *how: Any, **named: Any) -> Chosen:
-    """Returns (number of elements in each bin, flag). The numbers are those of `torch.histc`.
-
-    The flag is True if no element has an error.
-    """
+    """Returns (number of elements in each bin, like `torch.histc`, True if no element has an error)."""
     parts = Parts.of(operand)
     return torch.histc(parts.value, *how, **named), not bool((parts.error > 0).any())
 
 
 def mantissas(operand: Ranged) -> Chosen:
-    """Returns the fractions and the powers of two that `torch.frexp` gives, and whether the powers are certain.
-
-    The powers are certain if every correct program gets the same powers.
-    """
+    """Returns the fractions and powers of two of `torch.frexp`, and True if every correct program gets these powers."""
     parts = Parts.of(operand)
     value, powers = torch.frexp(parts.value)
     others = [torch.frexp(parts.value.double() + sign * parts.error)[1] for sign in (-1, 1)]
@@ -142,10 +130,7 @@ def mantissas(operand: Ranged) -> Chosen:
 
 
 def converted(operand: Ranged, value: torch.Tensor) -> Chosen:
-    """Returns (`value`, flag). `value` is the operand after a conversion to integers or bools.
-
-    The flag is True if every correct program gets the same `value`.
-    """
+    """Returns (`value`, an operand after a conversion, and True if every correct program gets the same `value`)."""
     parts = Parts.of(operand)
     low, high = (parts.value.double() + sign * parts.error for sign in (-1, 1))
     if value.dtype == torch.bool:

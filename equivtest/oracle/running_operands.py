@@ -44,19 +44,16 @@ def is_whole(dtype: torch.dtype | None) -> bool:
 
 
 def narrowest(tree: Any) -> torch.dtype | None:
-    """Returns the first floating-point dtype with fewer than 32 bits among the tensors of the tree.
+    """Returns the first floating-point dtype with fewer than 32 bits in the tree, or None.
 
-    Returns None if no tensor has such a dtype. torch's decompositions compute in more bits for such a dtype.
+    torch's decompositions compute in more bits for such a dtype.
     """
     dtypes = [each.dtype for each in leaves(tree) if is_floating(each)]
     return next((dtype for dtype in dtypes if dtype.itemsize < torch.float32.itemsize), None)
 
 
 def widened(value: Any, narrow: torch.dtype, wide: torch.dtype) -> Any:
-    """Converts a tensor of dtype `narrow` to `wide`. If `value` is the dtype `narrow` itself, returns `wide`.
-
-    Returns any other value unchanged.
-    """
+    """Converts a tensor or the dtype itself from `narrow` to `wide`. Returns any other value unchanged."""
     if value is narrow:
         return wide
     if not is_floating(value) or value.dtype != narrow:
@@ -84,12 +81,7 @@ def moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def of_each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: dict[str, Any]) -> list[Any]:
-    """Returns three results of an operation: on the operands' values, on their errors, and on their magnitudes.
-
-    Args:
-        kwargs: Keyword arguments of the first call.
-        sizes: Keyword arguments of the other two calls.
-    """
+    """Returns three results of an operation: on the operands' values, on their errors, and on their magnitudes."""
     return [
         func(*mapped(partial(_part, place=place), args), **mapped(partial(_part, place=place), how))
         for place, how in enumerate((kwargs, sizes, sizes))
@@ -107,7 +99,6 @@ def joined(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def ones(args: tuple[Any, ...]) -> Any:
-    """Replaces floating-point tensors by ones, so that a sum of these ones counts the terms of each element."""
     return mapped(
         lambda each: torch.ones_like(values_of(each), dtype=torch.float64) if is_floating(each) else each, args
     )

@@ -50,10 +50,7 @@ class Roundings:
 
     @property
     def of_curve(self) -> int:
-        """Bounds the error of exp, erf and similar functions, as a number of roundings.
-
-        An ulp is at most two roundings.
-        """
+        """Error of exp, erf and similar functions, as a number of roundings. An ulp is at most two roundings."""
         return 2 * math.ceil(self.arithmetic.libm_ulp)
 
     @property
@@ -227,10 +224,7 @@ class Roundings:
 
 
 def partial_sums(value: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
-    """Bounds the sum of any of the terms that add up to `value`, without errors.
-
-    `magnitude` is the sum of the absolute terms.
-    """
+    """Bounds the sum of any of the terms that add up to `value`, without errors."""
     return (magnitude + value.double().abs()) / 2
 
 

@@ -184,13 +184,9 @@ def smaller(r: Roundings, left: Any, right: Any) -> Parts:
 
 
 def _error_of_one(lead: torch.Tensor, one: Parts, two: Parts) -> torch.Tensor:
-    """Returns the error of the operand that a maximum or minimum takes.
+    """Returns the error of the operand that a maximum takes, or the larger error if a program may take either.
 
-    If a program may take either operand, returns the larger of the two errors.
-
-    Args:
-        lead: Positive if the result is the value of `one`, and negative if it is the value of `two`. The magnitude of
-            `lead` is the distance between the two values.
+    `lead` is the distance between the two values, positive if the result is the value of `one`.
     """
     certain = torch.where(lead > 0, one.error, two.error)
     return torch.where(lead.abs() > one.error + two.error, certain, torch.maximum(one.error, two.error))
@@ -222,10 +218,7 @@ def threshold_backward(r: Roundings, cotangent: Any, operand: Any, threshold: fl
 
 
 def passed(operand: Any, passes: torch.Tensor, unclear: torch.Tensor) -> Parts:
-    """Returns the operand for each element with True in the mask `passes`, and zero for every other element.
-
-    If the mask `unclear` is True for an element, the error allows both the operand and zero.
-    """
+    """Returns the operand where `passes` is True, and zero elsewhere. Where `unclear`, the error allows both."""
     g = Parts.of(operand)
     error = torch.where(unclear, g.reach, torch.where(passes, g.error, 0.0))
     return Parts(torch.where(passes, g.value, 0.0), error, torch.where(passes | unclear, g.magnitude, 0.0))
@@ -262,10 +255,7 @@ def where(r: Roundings, condition: torch.Tensor, left: Any, right: Any) -> Parts
 
 
 def power(r: Roundings, operand: Any, exponent: Any) -> Parts:
-    """Raises the operand to a power n.
-
-    For a value v with an error e and n = 1, 2, 3, ..., the error of the power is (|v| + e)**n - |v|**n.
-    """
+    """Raises the operand to a power n. For n = 1, 2, 3, ... the error is (|v| + e)**n - |v|**n."""
     a, n = Parts.of(operand), float(exponent)
     if n >= 1 and n.is_integer():
         return r.rounded(a.value**exponent, a.reach**n - a.size**n, a.reach**n, int(n), stores=int(n))
@@ -317,10 +307,7 @@ def power_of(r: Roundings, base: float, exponent: Any) -> Parts:
 
 
 def curve(r: Roundings, operand: Any, f: Curve, *, above: float = -math.inf, stores: int = 1) -> Parts:
-    """Applies f, a function that is monotonic for x > `above`.
-
-    The bound follows from f(value - error) and f(value + error).
-    """
+    """Applies f, monotonic for x > `above`. The bound follows from f(value - error) and f(value + error)."""
     a = Parts.of(operand)
     right, low, high = a.value.double(), a.value - a.error, a.value + a.error
     error = torch.maximum((f(high) - f(right)).abs(), (f(low) - f(right)).abs())
@@ -344,10 +331,7 @@ def sigmoid(r: Roundings, operand: Any) -> Parts:
 
 
 def rsqrt(r: Roundings, operand: Any) -> Parts:
-    """Computes 1 / sqrt(x). torch's scalar code stores the root in 16 bits.
-
-    Source: UnaryOpsKernel.cpp (torch 2.13.0).
-    """
+    """Computes 1 / sqrt(x). torch's scalar code stores the root in 16 bits (UnaryOpsKernel.cpp, torch 2.13.0)."""
     return curve(r, operand, torch.rsqrt, above=0.0, stores=2)
 
 
@@ -363,10 +347,7 @@ def clamp(r: Roundings, operand: Any, *limits: Any, **named: Any) -> Parts:
 
 
 def steps(r: Roundings, operand: Any, f: Curve) -> Parts:
-    """Applies floor, ceil, trunc or round.
-
-    The result is exact unless the operand's error reaches another whole number.
-    """
+    """Applies floor, ceil, trunc or round. The result is exact unless the error reaches another whole number."""
     a = Parts.of(operand)
     value = f(a.value)
     apart = [(f(each) - value.double()).abs() for each in (a.value.double() + a.error, a.value.double() - a.error)]
@@ -381,10 +362,7 @@ def wave(r: Roundings, operand: Any, f: Curve) -> Parts:
 
 
 def _plain(operand: Any) -> Any:
-    """Returns the value of a tensor. Returns a Python number unchanged.
-
-    A tensor in place of the number could change the result's dtype.
-    """
+    """Returns the value of a tensor, and a number unchanged, because a tensor could change the result's dtype."""
     return Parts.of(operand).value if isinstance(operand, torch.Tensor) else operand
 
 

@@ -60,10 +60,7 @@ def _no_steeper(f: Curve, slope: float) -> Rule:
 
 
 def tangent(r: Roundings, operand: Any) -> Parts:
-    """Computes tan, which rises between its poles.
-
-    Outside of -pi/2 to pi/2, the result of an operand with an error has no bound.
-    """
+    """Computes tan, which rises between its poles. Beyond -pi/2 to pi/2, an inexact operand has no bound."""
     a = Parts.of(operand)
     found = _curve(torch.tan)(r, operand)
     is_between = a.reach < math.pi / 2
@@ -132,10 +129,7 @@ def scaled(r: Roundings, left: Any, right: torch.Tensor) -> Parts:
 
 
 def product(r: Roundings, operand: Any, dim: int | None = None, keepdim: bool = False) -> Parts:  # noqa: FBT001, FBT002
-    """Multiplies the elements along a dim.
-
-    For values v with errors e, the error of the product is prod(|v| + e) - prod |v|.
-    """
+    """Multiplies the elements along a dim. The error of the product is prod(|v| + e) - prod |v|."""
     a = Parts.of(operand)
     how: tuple[Any, ...] = () if dim is None else (dim, keepdim)
     num = a.value.numel() if dim is None else a.value.shape[dim] if a.value.dim() else 1

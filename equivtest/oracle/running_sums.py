@@ -54,10 +54,7 @@ def var_mean(
     unbiased: bool = True,
     keepdim: bool = False,
 ) -> tuple[Parts, Parts]:
-    """Returns the variance and the mean. The bounds hold for any algorithm: see `equivtest.families.norm.oracle.norms`.
-
-    An algorithm adds squares of numbers that are at most |x| plus the mean of all |x|.
-    """
+    """Returns the variance and the mean, with bounds for any algorithm: see `equivtest.families.norm.oracle.norms`."""
     a = Parts.of(operand)
     dims = dims_of(a.value, dim)
     num = count_of(a.value, dims)

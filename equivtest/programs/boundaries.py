@@ -181,36 +181,19 @@ class Boundaries(TorchFunctionMode):
         """
 
     def refer_to(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor | None]:
-        """Returns a function that returns the tensor.
-
-        The function keeps the tensor alive, so that no other tensor gets the tensor's id.
-        """
+        """Returns a function that returns the tensor, and keeps it alive so that no other tensor gets its id."""
         return lambda: tensor
 
     def is_given(self, tensor: torch.Tensor, what: str) -> bool:
-        """True if a tensor counts as an input of the module, which the module has not computed.
-
-        Such a tensor is not recorded.
-
-        Args:
-            what: INPUT if the tensor is an input of a part, '' if the tensor is an output of a part, otherwise a suffix
-                of `FUNCTIONS`.
-        """
+        """True if a tensor counts as an input of the module, so that it is not recorded: see `is_given` below."""
         return is_given(tensor, what)
 
     def apart(self, operand: Any) -> Any:
-        """Returns the tensor that is passed to one of `FUNCTIONS` in place of `operand`.
-
-        This class returns `operand` itself. A subclass may return a copy.
-        """
+        """Returns the tensor to pass to one of `FUNCTIONS` in place of `operand`. A subclass may return a copy."""
         return operand
 
     def is_apart(self, name: str, tensor: torch.Tensor) -> bool:
-        """True if a part that returns its input `tensor` unchanged must return a copy. The copy is the output `name`.
-
-        In this class the result is False, so the part returns the tensor itself, and the tensor keeps the name that it
-        had as an input.
-        """
+        """True if a part that returns its input `tensor` unchanged must return a copy, as the output `name`."""
         return False
 
     def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
@@ -295,11 +278,7 @@ def view_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def copied_of(given: object, chosen: Collection[int]) -> object:
-    """Returns `given`, the output of an unsharded part, with copies of the tensors whose ids are in `chosen`.
-
-    The tensors in `chosen` are inputs that the part returns unchanged. A parallel part may return different tensors
-    instead. For example, an expert may send some of the tokens to each rank.
-    """
+    """Returns `given`, the output of an unsharded part, with copies of the tensors whose ids are in `chosen`."""
     with torch.enable_grad():  # a copy requires a gradient if the tensor does
         return tree_map_only(torch.Tensor, lambda each: each.clone() if id(each) in chosen else each, given)
 
@@ -324,10 +303,7 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def answers_of(values: Mapping[str, Any], gradients: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges values and gradients in one dict.
-
-    The value of 'x' has the name 'boundary.x'. The gradient of 'x' has the name 'grad.boundary.x'.
-    """
+    """Merges values and gradients in one dict."""
     found = {f"{BOUNDARY}{name}": value for name, value in values.items()}
     return found | {f"grad.{BOUNDARY}{name}": gradient for name, gradient in gradients.items()}
 

@@ -53,7 +53,6 @@ class TooWide(Misuse):
 
 
 def require_bounds(case: ModuleCase) -> None:
-    """Raises Misuse if the allowed error of some judged tensor is too wide for a conclusion."""
     tensors = expect(case, 0).tensors
     wide = [name for name, tensor in tensors.items() if is_too_wide(tensor)]
     answers = [name for name in wide if not tensors[name].is_inner]
@@ -75,10 +74,7 @@ def require_bounds(case: ModuleCase) -> None:
 
 
 def reason_in(case: Case) -> str:
-    """Returns why a case of a module allows no conclusion, with remedies.
-
-    The result is '' if the case allows a conclusion, or if `case` is not a case of a module.
-    """
+    """Returns why a case of a module allows no conclusion, with remedies, or '' if it allows one."""
     if isinstance(case, ModuleCase):
         try:
             require_bounds(case)

@@ -49,13 +49,8 @@ class Candidate(NamedTuple):
 class CandidateSearch(NamedTuple):
     """The input of a search for cases that can be judged.
 
-    The input has a module, the shapes or sizes to try, and the fields that all cases share.
-
     Attributes:
-        build, parallelize: Names of the functions, as in `ModuleCase`. In `unsharded` the name `parallelize` is ''.
         varied: The field in which candidates differ, 'x_shape' or 'sizes'.
-        choices: The values of the field `varied`, the simplest value first.
-        fields: Fields that all cases share.
         by_parts: True if each part is judged alone. If None, each part is judged alone only if no other way gives a
             conclusion.
     """
@@ -152,8 +147,6 @@ def tried(
 ) -> tuple[dict[Shape, ByDtype], list[str]]:
     """Returns (mesh -> dtype -> candidates, the reasons why cases were left out). Both may be empty.
 
-    `candidates_by_mesh` describes the candidates.
-
     Raises:
         Misuse: the batch cannot be divided on any mesh.
     """
@@ -243,9 +236,7 @@ def _too_narrow(
 def _by_parts(
     search: CandidateSearch, make: Callable[..., ModuleCase], dtypes: Sequence[str], choices: Sequence[Any]
 ) -> tuple[ByDtype, list[Misuse]]:
-    """The function tries only the simplest choice, in one process, because the bound of a part depends little on shapes
-    and ranks.
-    """
+    """Tries only the simplest choice, in one process, because a part's bound depends little on shapes and ranks."""
     fitting: ByDtype = {}
     reasons: list[Misuse] = []
     for dtype, choice in itertools.product(dtypes, choices):
@@ -269,11 +260,7 @@ def _by_parts(
 
 
 def _divisible(search: CandidateSearch, make: Callable[..., ModuleCase]) -> tuple[Any, ...]:
-    """Returns the choices (values of `x_shape` or `sizes`) whose batch has at least one row for each rank.
-
-    Raises:
-        Misuse: no choice has enough rows.
-    """
+    """Returns the choices (values of `x_shape` or `sizes`) whose batch has at least one row for each rank."""
     fitting, reasons = [], []
     for choice in search.choices:
         try:
@@ -326,7 +313,7 @@ def _fitting(
 
 @functools.lru_cache(maxsize=256)
 def _reason_against_parts(case: ModuleCase) -> Misuse | None:
-    """The result is cached, because every world size checks the same cases again."""
+    """Returns the exception of `require_bounds` or None. It is cached, because every world size checks equal cases."""
     try:
         require_bounds(case)
     except PropertyMisuse:

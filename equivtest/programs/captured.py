@@ -68,7 +68,7 @@ class CapturedCase(ModuleCase):
         return name.removeprefix("param.").removeprefix("grad.") in self.parameter_names()
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """All micro-batches share the parameters and their gradients, so each of these tensors occurs once."""
+        """Describes the tensors of each micro-batch, and the shared parameters and their gradients once."""
         tensors = super().describe_tensors()
         for number, own in enumerate(self.further, 2):
             one = replace(self, further=(), **dict(zip(OWN, own, strict=True)))

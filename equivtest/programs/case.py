@@ -83,7 +83,7 @@ class ModuleCase(MeshCase):
         self.__post_init__()
 
     def but(self, **changes: Any) -> Self:
-        """A field may belong to a part of the case, as `optimizer` belongs to `training`."""
+        """Returns a copy with some fields changed, which may belong to a part, as `optimizer` belongs to `training`."""
         return replace(self, **changes)
 
     def check_fields(self) -> None:
@@ -212,12 +212,7 @@ class ModuleCase(MeshCase):
 
     @property
     def aspects(self) -> frozenset[str]:
-        """Words that describe the case for the coverage of a search.
-
-        One word is 'even' if the ranks can divide the sizes evenly, and 'uneven' if they cannot.
-
-        Further words name the mesh, such as 'mesh (2, 2)', and each option, such as 'bias=False'.
-        """
+        """Words that describe the case for the coverage of a search."""
         sizes = tuple(size for _, size in self.arguments.sizes) or self.arguments.x_shape[:-1]
         sizes, parts = ((self.num_rows,), self.num_parts) if self.has_own_rows else (sizes, self.world_size)
         is_even = all(size % parts == 0 for size in sizes)
@@ -292,7 +287,7 @@ class ModuleCase(MeshCase):
         return {name: kind for name, kind, _ in self.arguments.inputs} or {"x": REAL}
 
     def real_names(self) -> tuple[str, ...]:
-        """If your step function runs, there are no such inputs, because the step may scale its loss."""
+        """Returns the inputs whose gradients are judged: none with a step function, because it may scale its loss."""
         return () if self.training.step else tuple(name for name, kind in self.kinds().items() if kind == REAL)
 
     def row_names(self) -> tuple[str, ...]:
@@ -322,7 +317,7 @@ class ModuleCase(MeshCase):
         return (*own, *numbers, *(f"buffer.{name}" for name in self.facts.buffers))
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Parameters are whole, because the parallel module may divide them in any way."""
+        """Describes the tensors of every step, with whole parameters, because a module may divide them in any way."""
         given, answers = self._given_once(), self._answered_once()
         taken = sorted(given.keys() & answers.keys())
         require(not taken, f"{self.build}: {''.join(taken[:1])} is an output and a parameter: rename one")
@@ -411,7 +406,6 @@ def cotangent_of(output: str) -> str:
 
 
 def require_parts(case: ModuleCase) -> None:
-    """Raises Misuse unless each rank has rows of the batch, and each output is a tensor with these rows."""
     can_be_divided = bool(case.arguments.inputs) or bool(case.arguments.x_shape)
     require(
         not case.arguments.inputs or bool(case.divided_names()),

@@ -156,10 +156,7 @@ def check(
 
 @dataclass(frozen=True)
 class ProgramProperty(Property):
-    """A property of a program.
-
-    pytest collects the property, and the method `check` judges it at once.
-    """
+    """A property of a program. pytest collects it, and the method `check` judges it at once."""
 
     def check(
         self,
@@ -291,10 +288,7 @@ def _refuse_in_rank() -> None:
 
 
 def _require_fresh(functions: Sequence[object]) -> None:
-    """Raises Misuse if a file was edited after its import.
-
-    The ranks would import the new file, but the reference would use the old code.
-    """
+    """Raises Misuse if a file was edited after its import, because ranks would import other code than the reference."""
     for function in functions:
         file = _file_of(function)
         if not file:

@@ -174,7 +174,6 @@ class Judge(Part):
 
 
 def require_axes(axes: tuple[str, ...], batch_axis: str) -> None:
-    """Raises Misuse unless the axes have different names, and `batch_axis` is one of these names or ''."""
     are_names = isinstance(axes, tuple) and all(isinstance(name, str) and name.isidentifier() for name in axes)
     require(
         are_names and len(set(axes)) == len(axes),

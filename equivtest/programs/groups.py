@@ -57,7 +57,6 @@ def _example(group: type[Any]) -> str:
 
 
 def refuse_unknown(what: str, given: Sequence[str] | dict[str, object], known: Sequence[str]) -> None:
-    """Raises Misuse for the first unknown name. The message has the right name."""
     unknown = next((name for name in given if name not in known), None)
     if unknown is not None:
         raise Misuse(f"{what} has no argument {unknown!r}: {_in_place_of(unknown, known)}")
@@ -75,10 +74,7 @@ def _in_place_of(unknown: str, known: Sequence[str]) -> str:
 
 
 def refuse_text(**named: object) -> None:
-    """Raises Misuse if an argument is one string instead of a sequence of names.
-
-    In such a string each letter would count as a name.
-    """
+    """Raises Misuse for a string instead of a sequence of names, because each letter would count as a name."""
     for name, value in named.items():
         if isinstance(value, str):
             raise Misuse(f"{name} must hold names, such as {name}=({value!r},), got {value!r}")
@@ -247,11 +243,7 @@ def flat(group: Training | World | Judge) -> dict[str, Any]:
 
 
 def complete(training: Training | None, world: World | None, judge: Judge | None) -> tuple[Training, World, Judge]:
-    """Returns the three groups. A group that is None is replaced by the default group.
-
-    Raises:
-        Misuse: A group is an object of another class.
-    """
+    """Returns the three groups. A group that is None is replaced by the default group."""
     groups = (training or Training(), world or World(), judge or Judge())
     for group, wanted in zip(groups, (Training, World, Judge), strict=True):
         name = wanted.__name__

@@ -112,10 +112,7 @@ def _input(kind: str, shape: Sequence[int | str]) -> Input:
 
 
 class Kind(NamedTuple):
-    """The parsed text of a kind.
-
-    For example, `mask(hides, int64)` has the word `mask`, no numbers, and the words `hides` and `int64`.
-    """
+    """The parsed text of a kind: `mask(hides, int64)` has the word `mask`, no numbers, and two more words."""
 
     word: str
     numbers: tuple[int, ...]
@@ -123,11 +120,7 @@ class Kind(NamedTuple):
 
 
 def kind_of(text: str) -> Kind:
-    """Parses the text of a kind, such as 'targets(11, -100)'.
-
-    Raises:
-        Misuse: the kind is unknown.
-    """
+    """Parses the text of a kind, such as 'targets(11, -100)'."""
     match = re.fullmatch(r"(\w+)(?:\((.*)\))?", text)
     arguments = match[2].split(", ") if match and match[2] else []
     numbers = tuple(int(each) for each in arguments if re.fullmatch(r"-?\d+", each))
@@ -143,11 +136,7 @@ def kind_of(text: str) -> Kind:
 
 
 def written(inputs: Mapping[str, Input]) -> Written:
-    """Returns (name, kind, shape) of each input, as plain data.
-
-    Raises:
-        Misuse: an input was not made by one of the functions of this module.
-    """
+    """Returns (name, kind, shape) of each input, as plain data."""
     require(isinstance(inputs, Mapping) and bool(inputs), f"inputs must name at least one input, got {inputs!r}")
     for name, each in inputs.items():
         require(
@@ -242,10 +231,7 @@ def _with_unequal_counts(is_hidden: torch.Tensor, may_hide: torch.Tensor, num_ra
 
 
 def _counts_differ(is_hidden: torch.Tensor, num_ranks: int) -> bool:
-    """True if ranks have different numbers of elements that are not hidden.
-
-    The numbers must differ both if the ranks divide the first dim and if they divide the last dim.
-    """
+    """True if ranks have different numbers of elements that are not hidden, along the first and along the last dim."""
     divided = [is_hidden.chunk(num_ranks, dim) for dim in {0, is_hidden.dim() - 1}]
     counts = [[int((~part).sum()) for part in parts] + [0] * (num_ranks - len(parts)) for parts in divided]
     return num_ranks == 1 or all(len(set(each)) > 1 for each in counts)

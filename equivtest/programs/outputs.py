@@ -64,7 +64,7 @@ def _way_out(missing: str, names: Sequence[str]) -> str:
 
 
 def _leaves(name: str, given: object) -> Iterator[tuple[str, object]]:
-    """A mapping that is also a dataclass, such as transformers' ModelOutput, counts as a mapping."""
+    """Yields the leaves of an output. A mapping that is also a dataclass, as in transformers, counts as a mapping."""
     if given is None:
         return
     if isinstance(given, Mapping):

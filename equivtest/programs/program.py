@@ -22,10 +22,7 @@ ARGUMENTS = ("inputs", "sizes", "positional", "batch", "options", "training", "w
 
 
 class InRank:
-    """The result of `program` in the process of a rank.
-
-    The result is no property, because a rank needs only the functions in your file.
-    """
+    """The result of `program` in a rank, which needs only the functions in your file and no property."""
 
     def __getattr__(self, name: str) -> Any:
         raise Misuse(

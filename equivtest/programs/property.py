@@ -85,7 +85,6 @@ def make_property(
     world: World,
     judge: Judge,
 ) -> P:
-    """Returns a property of the class `kind`. Arguments and errors are the same as in `equivtest.program`."""
     build, parallelize = name_of(build, "build"), name_of(parallelize, "parallelize")
     require(batch is None or batch in BATCHES, f"batch must be one of {', '.join(BATCHES)} or None, got {batch!r}")
     require(
@@ -349,10 +348,7 @@ def _cases(variants: Sequence[Variant], space: Space) -> SearchStrategy[ModuleCa
 
 
 def _aspects(variants: Sequence[Variant], space: Space) -> list[str]:
-    """Lists the words of `ModuleCase.aspects` that the drawn cases must cover.
-
-    The result has the words of the simplest variant's cases, and a word for each value of each option.
-    """
+    """Lists the words of `ModuleCase.aspects` that drawn cases must cover, with one for each value of each option."""
     search, batch = variants[0].search, variants[0].rows
     aspects: dict[str, None] = {}
     for size in space.world_sizes:

@@ -303,10 +303,7 @@ def _alone(function: Callable[[], object], part: str) -> nn.Module | None:
 
 
 def with_parameters(module: nn.Module, given: Mapping[str, torch.Tensor]) -> nn.Module:
-    """Replaces each parameter of the module by the tensor in `given` with the parameter's name.
-
-    Frozen parameters stay frozen, and tied parameters stay tied.
-    """
+    """Replaces the module's parameters by the tensors in `given`. Frozen and tied parameters stay frozen and tied."""
     names = dict(module.named_parameters())
     made = {
         id(names[name]): nn.Parameter(tensor, requires_grad=names[name].requires_grad) for name, tensor in given.items()

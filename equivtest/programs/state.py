@@ -65,11 +65,7 @@ def require_state(case: ModuleCase) -> None:
 
 
 def _require_same_state(case: ModuleCase) -> None:
-    """Checks that a forward on some rows leaves the same values in the buffers as a forward on the whole batch.
-
-    Raises:
-        PropertyMisuse: The values of a buffer differ.
-    """
+    """Checks that a forward on some rows leaves the same values in the buffers as a forward on the whole batch."""
     whole = case.program_of(case.num_rows)
     parts = [case.program_of(size) for size in sorted({1, *case.rows})]
     for name in (name for part in parts for name in differing_buffers(part, whole, case.row_names())):

@@ -20,11 +20,7 @@ def updated(step: int, parameter: str) -> str:
 
 
 def called_optimizer(name: str, module: nn.Module) -> torch.optim.Optimizer:
-    """Calls the function `name` to make an optimizer for the module.
-
-    Raises:
-        Misuse: the function does not exist, or returns no optimizer.
-    """
+    """Calls the function `name` to make an optimizer for the module."""
     function = cast("Callable[[nn.Module], object]", load_named(name, "optimizer"))
     require_arguments(function, f"optimizer {name!r}", ("module",))
     optimizer = function(module)

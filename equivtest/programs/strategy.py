@@ -45,12 +45,7 @@ def module_cases(
 
 @st.composite
 def option_cases(draw: DrawFn, variants: Mapping[Options, SearchStrategy[ModuleCase]]) -> ModuleCase:
-    """Draws cases of a program under each combination of its options. Failures shrink to the first combination.
-
-    Args:
-        variants: Combination of options -> strategy of the cases with these options. All combinations have the same
-            names.
-    """
+    """Draws cases of a program under each combination of its options. Failures shrink to the first combination."""
     remaining = list(variants)
     for place, (name, _) in enumerate(remaining[0]):
         value = pick(draw, f"option {name}", tuple(dict.fromkeys(each[place][1] for each in remaining)))

@@ -39,10 +39,7 @@ def _trace_of(error: BaseException) -> str:
 
 
 def _shortened(stack: Iterable[traceback.FrameSummary]) -> traceback.StackSummary:
-    """Returns the stack without the harness's frames and without most frames of torch.
-
-    Of consecutive torch frames, the first, the last and calls of collectives are kept.
-    """
+    """Keeps, of consecutive torch frames, only the first, the last and calls of collectives."""
     stack = list(stack)
     frames = [frame for frame in stack if not _is_passed_on(frame)] or stack
     kept = []

@@ -33,11 +33,6 @@ def first_cause(replies: Sequence[Reply]) -> Reply | None:
 
 
 def _remoteness(reply: Reply) -> int:
-    """Returns a number that is larger if it is likelier that another rank caused the failure of this rank.
-
-    The number is 0 if the rank raised or was lost, 1 if it is silent, 2 if it only lost its peer, and 3 if it waits in
-    a collective.
-    """
     if reply.outcome == "timed_out":
         place = place_of(reply.detail)
         return 3 if place is not None and place.collective else 1

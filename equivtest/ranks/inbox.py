@@ -91,10 +91,7 @@ class Inbox:
         return next((reply for reply in self._replies.values() if reply.outcome in BROKE_OFF or reply.lacking), None)
 
     def _listen(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
-        """Reads the messages of a rank, or records that the rank has ended.
-
-        The launcher's server reports a rank's end. If the server has died, the closed connection shows the end.
-        """
+        """Reads a rank's messages or records its end. If the server has died, the closed connection shows the end."""
         rank: int = key.data
         process = self._ranks[rank]
         if rank not in self._closed:

@@ -152,10 +152,7 @@ class Pool:
         return self._finish(self._begin(subject, case, fault), limit_s, keep_if_all_raised=keep_if_all_raised)
 
     def watch(self, subject: str, case: Case, folder: str, limit_s: float) -> list[Reply]:
-        """Runs `case` like `run`, and makes each rank write its operations and collectives to a file in `folder`.
-
-        See `equivtest.ranks.observe.watching`.
-        """
+        """Runs `case` like `run`, and makes each rank write its operations and collectives to a file in `folder`."""
         return self._finish(self._begin(subject, case, NO_FAULT, folder), limit_s)
 
     def _finish(
@@ -184,10 +181,6 @@ class Pool:
 
         The ranks already run the next case while the caller judges the replies of a case. If every rank raises for a
         case that should be refused (`case.refusal`), the ranks stay alive.
-
-        Raises:
-            BrokenSetup: ranks cannot start.
-            Misuse: the pool is closed, or belongs to another process.
         """
         remaining = iter(cases)
         case = next(remaining, None)
@@ -244,12 +237,7 @@ class Pool:
             world.kill()
 
     def serve(self, owner: str) -> None:
-        """Prepares the pool for programs of `owner`, such as a test file.
-
-        If another owner used the ranks, all ranks are ended.
-
-        Programs of the other owner may have changed modules that all programs share.
-        """
+        """Ends all ranks if another owner, such as a test file, used them, and may have changed shared modules."""
         if owner != self._owner:
             self._end_faulty()
             for world_size in list(self._worlds):
@@ -316,10 +304,7 @@ class Pool:
         return next((fault for fault in self.faults if fault.kind == "hung"), None)
 
     def _probe_limit_s(self, world_size: int) -> float:
-        """Returns the time limit for one probe, in seconds.
-
-        An accelerator's first collective may connect all ranks, which takes as long as starting them.
-        """
+        """Returns seconds for a probe. An accelerator's first collective may take as long as starting the ranks."""
         on_cpu = self.backend.device == "cpu"
         return limits.on_many_ranks(limits.PROBE_S, world_size) if on_cpu else limits.START_S
 

@@ -122,7 +122,7 @@ class RankProcess(Forked):
         return at_s
 
     def bound_output(self) -> None:
-        """While a rank executes C code, it cannot truncate its own output."""
+        """Truncates a long output, because a rank that executes C code cannot truncate its own output."""
         bound(self.output)
 
     def last_words(self) -> tuple[str, str]:

@@ -143,10 +143,7 @@ class Rank:
         return ()
 
     def _open_store(self) -> Any:
-        """Opens the store through which the ranks find each other.
-
-        The store is a file if all ranks are on one host, and otherwise the TCP server of rank 0.
-        """
+        """Opens a file as the store if all ranks are on one host, and otherwise the TCP store of rank 0."""
         if self._start.store is None:
             return dist.FileStore(str(self._scratch / "rendezvous"), self._start.world_size)  # type: ignore[attr-defined]
         host, port = self._start.store
@@ -269,10 +266,7 @@ def _import_function(name: str) -> VisitFunction:
 
 
 def main(fd: int) -> None:
-    """Runs a rank on the socket `fd` and ends the process.
-
-    The server calls this function in a fork or in a new interpreter.
-    """
+    """Runs a rank on the socket `fd` and ends the process."""
     import socket
 
     code = live(Channel(socket.socket(fileno=fd)))

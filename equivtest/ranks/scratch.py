@@ -57,7 +57,7 @@ class Scratch:
         self._removal: threading.Thread | None = None
 
     def remove(self) -> None:
-        """If `remove_aside` has begun the removal, this method only waits for its end."""
+        """Removes the directory, or waits until `remove_aside` has removed it."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -108,10 +108,7 @@ def _make_directory(roots: Sequence[Path]) -> tuple[Path, int]:
 
 
 def _remove(path: Path) -> None:
-    """Removes a directory and its contents.
-
-    If the directory contains only files, one free descriptor is enough.
-    """
+    """Removes a directory. If the directory contains only files, one free descriptor is enough."""
     try:
         for name in os.listdir(path):
             os.unlink(path / name)

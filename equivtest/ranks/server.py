@@ -139,10 +139,7 @@ class _Server:
         self._ends: dict[int, int] = {}  # pid -> pipe for its exit code
 
     def serve(self) -> bool:
-        """Forks ranks and reports their ends until the parent is gone.
-
-        The result is True if the parent has sent CLOSE.
-        """
+        """Forks ranks and reports their ends until the parent is gone. Returns True if the parent has sent CLOSE."""
         wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)

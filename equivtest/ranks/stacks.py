@@ -29,11 +29,7 @@ def stacks_file(scratch: Path, rank: int) -> Path:
 
 
 def take_stacks(ranks: Mapping[int, tuple[int, Path]]) -> dict[int, str]:
-    """Makes running ranks write their Python stacks, waits at most STACKS_S, and returns the stacks by rank.
-
-    Args:
-        ranks: Rank -> (process id, stacks file).
-    """
+    """Makes running ranks write their Python stacks, waits at most STACKS_S, and returns the stacks by rank."""
     stopped = {rank for rank, (pid, _) in ranks.items() if _is_stopped(pid)}
     files = {rank: file for rank, (_, file) in ranks.items() if rank not in stopped}
     sizes = {rank: _size(file) for rank, file in files.items()}

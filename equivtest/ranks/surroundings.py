@@ -113,10 +113,7 @@ def die_with_parent(channel: Channel, output: Output) -> None:
 
 
 def end_with_starter() -> None:
-    """Asks the kernel to kill this process when its starter ends, for any reason. This works only on Linux.
-
-    Source: prctl(2).
-    """
+    """Asks the kernel to kill this process when its starter ends, for any reason. This works only on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

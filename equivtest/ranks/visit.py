@@ -68,7 +68,7 @@ def visit_draw(function: Subject, case: Case, index: int, mesh: DeviceMesh) -> A
 
 
 def hand_out(case: Case, index: int, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
-    """The inputs are local shards of the drawn global tensors, in the layouts of the case."""
+    """Returns the subject's inputs: local shards of the drawn global tensors, in the layouts of the case."""
     given, rank = {}, rank_in(mesh)
     for name, tensor in draw(case, index).items():
         said = case.tensors[name]

@@ -40,6 +40,7 @@ from equivtest.ranks.support import Finding, conclude
 class World:
     """All ranks of one process group. After the first failure the ranks accept no requests: see `wait`.
 
+    Args:
         server: Launcher that starts the ranks.
         visit: 'package.module:function' that ranks call as visit(subject, case, backend).
         environment: Variables that every rank has besides the parent's.
@@ -146,7 +147,8 @@ class World:
     def start_visit(self, subject: str, case: Case, fault: Fault = NO_FAULT, watch: str = "") -> int:
         """Makes every rank run `subject` on `case`. Returns the request's id, the argument of `wait`.
 
-        watch: Folder in which ranks note their operations and collectives. If '', there are no notes.
+        Args:
+            watch: Folder in which ranks note their operations and collectives. If '', there are no notes.
         """
         request_id = next(self._ids)
         self._noun = "process" if case.members else "rank"
@@ -242,7 +244,7 @@ class World:
         ]
 
     def _endings(self) -> dict[int, Ending]:
-        """Waits until the state of each host is known, because peers may notice a lost host earlier than the hub."""
+        """Returns how ranks ended, once each host's state is known. Peers may notice a lost host earlier."""
         self._server.await_certainty(self._ranks)
         ended = {rank: process for rank, process in enumerate(self._ranks) if process.wait(0.0)}
         return {rank: process.ending(time.monotonic()) for rank, process in ended.items()}

@@ -23,9 +23,7 @@ def bits_mismatch(
 ) -> Mismatch | None:
     """Describes the first element with wrong bits, on any rank. Returns None if no element has wrong bits.
 
-    Skips padding and elements that `excuse` excuses. Also skips a zero in place of a small number, if the backend
-    declares that it flushes such numbers. Skips tensors with another shape or dtype, or under a partial layout, because
-    other claims judge such tensors.
+    Skips padding, elements that `excuse` excuses, flushed numbers, and tensors that other claims judge.
     """
     assert expected.bits is not None
     wrong: dict[int, int] = {}
@@ -92,10 +90,7 @@ def no_excuse(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def where_both_are_zero(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Returns the mask of elements that are zero in both tensors. The signs of the zeros may differ.
-
-    See `ExpectedTensor.is_sum`.
-    """
+    """Returns the mask of elements that are zero in both tensors, of either sign: see `ExpectedTensor.is_sum`."""
     return (expected == 0) & (actual == 0)
 
 

@@ -43,10 +43,7 @@ class Count:
     pairs: bool = False
 
     def limits(self, num_counts: int) -> tuple[int, int]:
-        """Returns (low, high), the limits between which `count` lies in nearly all runs.
-
-        By chance `count` is below `low` or above `high` with a probability of at most FALSE_ALARM / num_counts.
-        """
+        """Returns (low, high), beyond which `count` lies with a probability of at most FALSE_ALARM / num_counts."""
         delta = 2 * DELTA if self.pairs else DELTA  # of p**2 + (1 - p)**2, whose slope is at most 2
         return count_limits(self.num, self.probability, limits.FALSE_ALARM / num_counts, delta=delta)
 
@@ -90,10 +87,7 @@ def _kept(case: Case, expected: Expected, name: str, answers: Answers) -> Mappin
 
 
 def _counts(kept: Mapping[int, torch.Tensor], q: float) -> Iterator[Count]:
-    """Yields the number of kept elements on each rank, and on all ranks together.
-
-    Then yields, for each pair of ranks, the number of elements that both ranks keep or both ranks drop.
-    """
+    """Yields the number of kept elements on each rank, and on all ranks together."""
     for rank, part in kept.items():
         yield Count(rank, "elements of the rank kept", part.numel(), int(part.sum()), q)
     if len(kept) > 1:

@@ -233,10 +233,7 @@ def _places(part: Part, shape: Shape) -> torch.Tensor:
 
 
 def parts_wrong(parts: list[Part]) -> Elements:
-    """Returns three 1-D tensors for each rank with wrong elements: (actual, expected, allowed).
-
-    The tensors contain only the wrong elements. Ranks without wrong elements are left out.
-    """
+    """Returns three 1-D tensors for each rank with wrong elements: (actual, expected, allowed)."""
     found = [tuple(each[part.ratio > 1] for each in (part.actual, part.expected, part.allowed)) for part in parts]
     return [(actual, expected, allowed) for actual, expected, allowed in found if actual.numel()]
 
@@ -255,10 +252,7 @@ def is_near(expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape:
 
 
 def parts_of(expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape: Shape) -> list[Part]:
-    """Returns the actual and expected elements of each rank.
-
-    For a partial layout, returns a single part with the elements of the reduced global tensor.
-    """
+    """Returns the elements of each rank, or one part with the reduced global tensor for a partial layout."""
     value = expected.value
     allowed = torch.zeros_like(value) if expected.allowed is None else expected.allowed
     layout = next(iter(answers.values())).layout

@@ -85,10 +85,7 @@ def _judge_again(
 
 
 def _in_other_order(expected: Expected, name: str) -> ExpectedTensor | None:
-    """Returns the right values of the second run.
-
-    Returns None if the bits of both runs must be equal, as for exact values.
-    """
+    """Returns the right values of the second run, or None if the bits of both runs must be equal."""
     if expected.again is None or expected.drops:
         return None
     one, two = expected.tensors[name], expected.again.tensors[name]

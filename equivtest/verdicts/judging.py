@@ -163,10 +163,7 @@ def judge_replies(
 
 
 def expected_of(case: Case, draw: int, replies: Sequence[Reply]) -> list[Expected]:
-    """Returns the expected values of one draw for each group of the case, in order.
-
-    The expected values may depend on the tensors that the group's ranks returned: see `expect_held`.
-    """
+    """Returns the expected values of a draw for each group. They may depend on ranks' tensors: see `expect_held`."""
     varies = case.repeats and draw == 0 and order_varies(case.dtypes)
     expectations = []
     for group in case.groups:
@@ -181,11 +178,7 @@ def expected_of(case: Case, draw: int, replies: Sequence[Reply]) -> list[Expecte
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limits torch to this thread while the context lasts.
-
-    The threads of torch's pool wait for work in a loop, on cores that the ranks need.  With tiny tensors this costs
-    several times as much as the work.
-    """
+    """Limits torch to this thread, because threads that wait for tiny work in a loop take cores from the ranks."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

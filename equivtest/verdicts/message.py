@@ -109,10 +109,7 @@ def _error(mismatch: Mismatch) -> str:
 
 
 def on_factors(factors: Mapping[str, float]) -> list[str]:
-    """Returns one line for each factor by which a backward multiplies gradients, and which the backward removes again.
-
-    The line names the tensors that have the factor.
-    """
+    """Returns one line, with the names of tensors, for each factor that the backward applies and removes again."""
     by_factor: dict[float, list[str]] = {}
     for name, factor in factors.items():
         by_factor.setdefault(factor, []).append(name)

@@ -95,10 +95,7 @@ def _bits_alone_last(found: _Found) -> bool:
 
 
 def _first_difference(left: torch.Tensor, right: torch.Tensor) -> tuple[bool, int]:
-    """Returns (True, index) for the first element with unequal values.
-
-    If all values are equal, returns (False, index) for the first element with unequal bits.
-    """
+    """Returns (True, index) of the first unequal value, or (False, index) of the first unequal bits."""
     is_other = ((left != right) & ~(left.isnan() & right.isnan())).reshape(-1)
     if is_other.any():
         return True, int(is_other.int().argmax())

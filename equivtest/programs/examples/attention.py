@@ -47,5 +47,5 @@ class AttentionBlock(nn.Module):
 
 
 def attention_block() -> nn.Module:
-    """Makes a block of three heads. Two ranks divide the heads unevenly, and one of four ranks has no head."""
+    """Makes a block of three heads, which ranks divide unevenly. One of four ranks has no head."""
     return AttentionBlock(3)

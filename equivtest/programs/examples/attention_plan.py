@@ -37,12 +37,7 @@ class DividedBlock(AttentionBlock):
 
 
 def heads_divided(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Makes each rank compute some of the block's heads. Returns the same block.
-
-    The heads are divided as torch.chunk divides a list.
-
-    Hooks sum the gradients over the ranks for each tensor that a rank uses only in part.
-    """
+    """Makes each rank compute some of the heads. Hooks sum the gradients of tensors that a rank uses only in part."""
     assert isinstance(block, AttentionBlock)
     divide(block, mesh)
     block.__class__ = DividedBlock

@@ -46,10 +46,7 @@ class GatedLinear(nn.Module):
 
 
 class Layer(nn.Module):
-    """A layer of a decoder.
-
-    The layer computes y = x + attention(norm(x)), and returns y + gated(norm(y)).
-    """
+    """The layer y = x + attention(norm(x)), then y + gated(norm(y))."""
 
     def __init__(self) -> None:
         super().__init__()

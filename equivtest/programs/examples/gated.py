@@ -30,8 +30,5 @@ class GatedBlock(nn.Module):
 
 
 def gated_block() -> nn.Module:
-    """Makes a block with five hidden features.
-
-    Two or three ranks divide the features unevenly, and one of four ranks has no feature.
-    """
+    """Makes a block with five hidden features, which ranks divide unevenly. One of four ranks has no feature."""
     return GatedBlock(2, 5)

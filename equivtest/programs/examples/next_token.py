@@ -10,10 +10,7 @@ VOCAB, FEATURES, IGNORED = 7, 6, -100
 
 
 class NextToken(nn.Module):
-    """Predicts each token from the previous token.
-
-    The loss is the cross entropy with the targets that are not ignored.
-    """
+    """Predicts each token from the previous token, with the cross entropy of the targets that are not ignored."""
 
     def __init__(self) -> None:
         super().__init__()

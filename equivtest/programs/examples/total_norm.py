@@ -157,10 +157,7 @@ class Scaled(InOneCall):
         return {"loss": loss.detach(), "total_norm": norm}
 
     def attempt(self, scaler: torch.amp.GradScaler, loss: torch.Tensor, *, overflows: bool) -> torch.Tensor:
-        """Runs backward, clipping and update, and returns the norm. If a gradient is infinite, no rank updates.
-
-        If `overflows` is True, one element of a gradient is made infinite on one rank.
-        """
+        """Runs backward, clipping and update, and returns the norm. If a gradient is infinite, no rank updates."""
         self.optimizer.zero_grad()
         torch.autograd.backward(scaler.scale(loss), retain_graph=overflows)
         if overflows:

@@ -81,10 +81,7 @@ def _once(case: ModuleCase, index: int, drawn: Tensors, held: Held | None) -> Ex
 
 
 def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
-    """Returns a function that looks up tensors at the boundaries of the unsharded module, which runs in this process.
-
-    This function replaces the function that assembles these tensors from the ranks.
-    """
+    """Returns a function that looks up tensors at the boundaries of an unsharded module, run in this process."""
     module = with_parameters(
         in_dtype(call_builder(case.build), case.dtype), {name: given[name] for name in case.parameter_names()}
     )
@@ -107,12 +104,7 @@ def _by_parts(case: ModuleCase, drawn: Tensors, held: Held) -> Expected:
 
 
 def answered(case: ModuleCase, drawn: Tensors, found: Mapping[str, Found], runs: Sequence[Forced]) -> Expected:
-    """Returns the right value of every judged tensor and boundary of a case that is judged by parts.
-
-    Args:
-        found: Right outputs and gradients, by name.
-        runs: The run of the module on each part of the batch. Each run has the right values of the boundaries.
-    """
+    """Returns the right value of every judged tensor and boundary of a case that is judged by parts."""
     inputs = {name: _in_float64(tensor) for name, tensor in drawn.items()}
     expected = _expected(case, inputs, found, {})
     answers = {

@@ -26,7 +26,7 @@ EXACT = "equal: the unsharded module in float64, and none of its operations can 
 
 
 def exactly(case: ModuleCase, given: Tensors) -> dict[str, Found]:
-    """The gradients of the parts of the batch are added up or averaged, as the case declares."""
+    """Returns results on integers. Gradients of the batch's parts are added up or averaged, as the case declares."""
     parts = split(case, given)
     rows, stacks = run_parts(case, [make_unsharded(case, part) for part in parts], parts)
     exact = {name: Found(tensor.detach().double(), None, EXACT) for name, tensor in rows.items()}

@@ -151,10 +151,7 @@ def without_factors(ran: Callable[[bool], Ran], held: HeldOf) -> Expected:
 
 
 def _tells_apart(left_in: Forced, taken_out: Forced) -> bool:
-    """True unless the ranks' value at some boundary agrees with both runs.
-
-    If the value agrees with both runs, the boundary's bound is too wide to show the factor.
-    """
+    """True unless the ranks' value at some boundary agrees with both runs. Such a bound cannot show the factor."""
     both = left_in.agreed.keys() & taken_out.agreed.keys()
     return all(
         torch.equal(left_in.agreed[name].value, taken_out.agreed[name].value) or _is_zero(taken_out.agreed[name])

@@ -158,10 +158,7 @@ class Forced(Boundaries):
             return None if held is None else held.wrapped()
 
     def _judged(self, name: str, computed: torch.Tensor) -> Parts | None:
-        """Judges the ranks' value of the tensor `name`.
-
-        The result is the ranks' value if the run continues from it, and None if the run keeps its own value.
-        """
+        """Judges the ranks' value of the tensor `name`. Returns it if the run continues from it, otherwise None."""
         with _disable_current_modes():
             parts = Parts.of(computed)
             right = replace(self._counted.bounded(parts.wrapped()), derivation=self._derivation())

@@ -151,10 +151,7 @@ def _whole(placed: Mapping[int, Placed | None], mesh_shape: Shape, right: Bounde
 
 
 def _candidates(held: Mapping[int, Placed], mesh_shape: Shape, shape: Shape) -> Iterator[Layout]:
-    """Yields the layouts that fit the ranks' tensors and the global shape.
-
-    In such a layout, the tensors are replicas, shards or operands of a sum.
-    """
+    """Yields the layouts of replicas, shards and operands of a sum that fit the ranks' tensors and the global shape."""
     choices: list[Placement] = [Replicate(), *map(Shard, range(len(shape))), Partial("sum")]
     for placements in itertools.product(choices, repeat=len(mesh_shape)):
         layout = Layout(placements)
@@ -234,10 +231,7 @@ def _exchanged(held: Mapping[int, Placed], rank: int, right: Bounded) -> Whole |
 
 
 def _slices(held: Mapping[int, Placed], dim: int, shape: Shape) -> torch.Tensor | None:
-    """Stacks all slices along a dim.
-
-    The result is None if the slices' shapes do not fit the whole tensor, or if there are too many slices to compare.
-    """
+    """Stacks all slices along a dim, or returns None if they do not fit the whole tensor or are too many to compare."""
     shapes = [tuple(each.local.shape) for each in held.values()]
     others = shape[:dim] + shape[dim + 1 :]
     if not shapes or any(len(each) != len(shape) or each[:dim] + each[dim + 1 :] != others for each in shapes):

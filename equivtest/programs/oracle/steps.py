@@ -166,10 +166,7 @@ def _clipped(case: ModuleCase, right: Mapping[str, ExpectedTensor]) -> dict[str,
 
 
 def _norm(case: ModuleCase, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Returns the norm of all elements of all gradients together, as a 0-dim tensor.
-
-    torch first computes the norm of each gradient. NORMED is the number of roundings that these norms add.
-    """
+    """Returns the norm of all elements of all gradients together, as a 0-dim tensor."""
     if math.isinf(case.training.norm_type):
         return torch.stack([gradient.abs().amax() for gradient in gradients if gradient.numel()]).amax()
     powers = torch.stack([gradient.abs().pow(int(case.training.norm_type)).sum() for gradient in gradients]).sum()

@@ -31,8 +31,6 @@ def run_parts(case: ModuleCase, modules: Sequence[nn.Module], parts: Sequence[Te
 
     The first result has all tensors except the parameters' gradients. The rows of all parts are joined, or the parts
     are stacked. The second result has the parameters' gradients, stacked over the parts.
-
-    If a gradient comes only from some parts, its value is zero for all other parts.
     """
     answers = [run_module(case, module, part) for module, part in zip(modules, parts, strict=True)]
     likes = {name: tensor for answer in answers for name, tensor in answer.items()}

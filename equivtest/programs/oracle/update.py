@@ -108,10 +108,7 @@ def _like(case: ModuleCase, value: torch.Tensor) -> ExpectedTensor:
 
 
 def _state_of(case: ModuleCase, counted: Any, value: torch.Tensor) -> ExpectedTensor:
-    """Returns the right value of one entry of the optimizer's state for a parameter, with its bound.
-
-    If no rounding affects an entry, such as the count of steps, the entry must be equal to its right value.
-    """
+    """Returns the right value of an entry of the optimizer's state. Unrounded entries must be equal."""
     if not isinstance(value, Ranged):
         return _like(case, value)
     right = within(counted, value, _like(case, value.value))

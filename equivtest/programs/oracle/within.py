@@ -134,7 +134,7 @@ def _put_buffers(module: nn.Module, buffers: Tensors) -> None:
 
 
 def within_bounds(counted: RunningError, tensor: torch.Tensor) -> Found:
-    """Integers, and results that depend on no tensor of the case, must equal the right value."""
+    """Returns a result with its bound. Integers, and results that depend on no tensor of the case, must be equal."""
     if isinstance(tensor, Ranged):
         return Found.within(counted.bounded(tensor))
     undecided = torch.full(tensor.shape, torch.inf, dtype=torch.float64) if counted.undecided else None

@@ -61,10 +61,7 @@ def _like(case: ModuleCase, mesh: DeviceMesh, name: str, output: torch.Tensor, c
 def _require_shape(
     case: ModuleCase, mesh: DeviceMesh, name: str, shape: tuple[int, ...], right: tuple[int, ...]
 ) -> None:
-    """Raises ValueError if `shape`, the shape of an output, differs from `right`.
-
-    The exception is no Misuse, so that the harness searches for the smallest case.
-    """
+    """Raises ValueError, and not Misuse, for a wrong shape, so that the harness searches for the smallest case."""
     if shape == right:
         return
     rank = 0

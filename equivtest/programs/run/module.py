@@ -45,9 +45,7 @@ def module(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
 
 
 def contract_of(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Makes the parallel module, and returns 1 if the module reduces its gradients and 0 if not.
-
-    The module does not run.
+    """Makes the parallel module without running it. Returns 1 if the module reduces its gradients, otherwise 0.
 
     The returned number has the name of the first tensor that the case declares as a result.
     """
@@ -75,10 +73,7 @@ def is_data_parallel(parallel: nn.Module, num_ranks: int) -> bool:
 
 
 def _sizes_of_data_parallelism(part: nn.Module, num_ranks: int) -> list[int]:
-    """Lists the numbers of ranks over which torch reduces a submodule's gradients.
-
-    If torch does not show over how many ranks it reduces, the list has the number of all ranks.
-    """
+    """Lists the numbers of ranks over which torch reduces a part's gradients: all ranks if torch does not show it."""
     if isinstance(part, DistributedDataParallel | FullyShardedDataParallel):
         return [num_ranks if part.process_group is None else part.process_group.size()]
     if isinstance(part, FSDPModule):
@@ -174,11 +169,7 @@ def _told(case: ModuleCase, tensor: torch.Tensor) -> DTensor | Placed:
 
 
 def _outputs(case: ModuleCase, given: object) -> dict[str, torch.Tensor]:
-    """Returns name -> output of the parallel module. The names must be the names of the unsharded module's outputs.
-
-    Raises:
-        Misuse: the outputs differ in name or kind from the unsharded module's outputs.
-    """
+    """Returns name -> output of the parallel module. The names must be the names of the unsharded module's outputs."""
     step, outputs = case.training.step, case.judge.outputs
     reports_norm = bool(step and case.training.max_norm)
     expected = [*case.facts.outputs, *([TOTAL_NORM] if reports_norm else [])]
@@ -201,11 +192,7 @@ def _of_one_element(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tenso
 
 
 def _buffers(case: ModuleCase, parallel: nn.Module) -> dict[str, torch.Tensor | None]:
-    """Returns the buffers that the unsharded module's forward changes.
-
-    Raises:
-        Misuse: the parallel module lacks one of these buffers, or has only a part of a buffer.
-    """
+    """Returns the buffers that the unsharded module's forward changes."""
     buffers = by_own_name(parallel, parallel.named_buffers())
     results: dict[str, torch.Tensor | None] = {}
     for name, fact in case.facts.buffers.items():

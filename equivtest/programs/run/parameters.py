@@ -185,11 +185,7 @@ def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _part(case: ModuleCase, place: Place, tensors: Mapping[str, torch.Tensor]) -> Part:
-    """Returns the elements that one tensor of the parallel module has of a parameter after the run.
-
-    Raises:
-        Misuse: the module no longer has the tensor, or the tensor's shape has changed since the module was made.
-    """
+    """Returns the elements that one tensor of the parallel module has of a parameter after the run."""
     holder = tensors.get(place.holder)
     shape = None if holder is None else tuple(_local(holder).shape)
     if holder is None or shape != tuple(place.indices.shape):
@@ -201,7 +197,7 @@ def _part(case: ModuleCase, place: Place, tensors: Mapping[str, torch.Tensor]) -
 
 
 def _elements(case: ModuleCase, name: str, tensor: torch.Tensor, indices: torch.Tensor) -> Part:
-    """If all elements have an index, the tensor's shape is kept."""
+    """Selects the elements that have an index. If all elements have an index, the tensor's shape is kept."""
     gradient = tensor.grad
     if isinstance(gradient, DTensor) and isinstance(tensor, DTensor) and gradient.placements != tensor.placements:
         raise Misuse(
@@ -223,9 +219,7 @@ def _elements(case: ModuleCase, name: str, tensor: torch.Tensor, indices: torch.
 
 
 def _told(case: ModuleCase, parallel: nn.Module, name: str) -> list[Part] | None:
-    """Returns this rank's parts of a parameter, as your function `placed` returns them.
-
-    If `placed` returns None, the result is None.
+    """Returns this rank's parts of a parameter as your function `placed` returns them, or None for its None.
 
     Raises:
         Misuse: the function returns neither None nor a tensor with the indices of its elements.
@@ -249,10 +243,7 @@ def _told(case: ModuleCase, parallel: nn.Module, name: str) -> list[Part] | None
 
 
 def require_whole(case: ModuleCase, what: str, tensor: torch.Tensor | None, shape: Shape) -> None:
-    """Raises Misuse if a plain tensor has another shape than `shape`.
-
-    Nothing shows which part of the whole such a tensor is.
-    """
+    """Raises Misuse for a plain tensor with another shape, because nothing shows which part of the whole it is."""
     if tensor is None or isinstance(tensor, DTensor) or tensor.shape == shape:
         return
     raise Misuse(

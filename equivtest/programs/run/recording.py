@@ -188,10 +188,7 @@ class _Same(torch.autograd.Function):
 
 
 def replaced(given: Any, aliases: Mapping[int, torch.Tensor]) -> Any:
-    """Replaces tensors in nested tuples, mappings and dataclasses.
-
-    `aliases` maps the id of a tensor to the new tensor.
-    """
+    """Replaces tensors in nested tuples, mappings and dataclasses, by `aliases` (id -> new tensor)."""
     if isinstance(given, torch.Tensor):
         return aliases.get(id(given), given)
     if dataclasses.is_dataclass(given) and not isinstance(given, type) and not isinstance(given, Mapping):

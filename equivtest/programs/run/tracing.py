@@ -136,10 +136,7 @@ def _read(words: torch.Tensor, held: torch.Tensor, name: str, who: str) -> torch
 
 
 def _keys(numbers: torch.Tensor) -> torch.Tensor:
-    """Returns a number for each column of `numbers`.
-
-    Different words have different numbers. The number of a column that is no word is arbitrary.
-    """
+    """Returns a number for each column, different for different words, and arbitrary for a column that is no word."""
     digits = (numbers.nan_to_num().abs() - 1).clamp(0, ALPHABET - 1).long()
     return torch.stack([digit * ALPHABET**run for run, digit in enumerate(digits)]).sum(0)
 

@@ -96,10 +96,7 @@ def _store() -> Any:
 
 
 def _host() -> str | None:
-    """Returns the host at which ranks reach rank 0.
-
-    The result is None if all ranks are on this machine and share a file.
-    """
+    """Returns the host at which ranks reach rank 0, or None if all ranks are on this machine and share a file."""
     store: Any = distributed_c10d._get_default_store()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store

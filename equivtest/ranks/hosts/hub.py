@@ -240,7 +240,7 @@ class Hub:
             await pool.send(messages.NoWorld(error.kind, str(error)))
 
     async def _all_slots(self) -> list[SlotLink]:
-        """Waits until every slot of the torchrun job is connected. Returns the slots in order of rank.
+        """Waits until all slots are connected, and returns them in order of rank.
 
         Raises:
             Gone: not all slots connect within limits.HOSTS_S.
@@ -334,7 +334,7 @@ class Hub:
         return {rank.token: text for rank in asked if (text := rank.slot.stacks.pop(rank.token, ""))}
 
     def _note(self, text: str) -> None:
-        """At most limits.MOST_EVENTS events are recorded, so that strangers who connect cannot fill the memory."""
+        """Records an event, up to limits.MOST_EVENTS, so that strangers who connect cannot fill the memory."""
         if len(self._events) < limits.MOST_EVENTS:
             self._events[clip(text, limits.EVENT_CHARS)] = None
 

@@ -26,9 +26,6 @@ _decoder = msgspec.msgpack.Decoder(messages.ToPool)
 class HubDoor:
     """A pool's connection to the hub of this machine.
 
-    Args:
-        path: Path of the hub's socket.
-
     Raises:
         BrokenSetup: no process listens at the socket.
     """

@@ -74,7 +74,6 @@ class Slot:
     """Forks ranks on this host for the hub of a run.
 
     Args:
-        address: Host and port of the hub.
         limit_s: Seconds during which the slot tries to connect to the hub.
     """
 
@@ -247,19 +246,13 @@ class Slot:
 
 
 def _kill(process: Forked) -> None:
-    """Kills a rank that has not ended.
-
-    After the rank's end nothing is killed, because another process may have the same process id.
-    """
+    """Kills a rank that has not ended. After its end, another process may have the same process id."""
     if not process.wait(0.0):
         process.kill()
 
 
 def _end(process: Forked) -> None:
-    """Kills a rank that still lives, and frees the rank's descriptors.
-
-    A rank may still live if the hub or the rank's server is gone.
-    """
+    """Kills a rank that lives on because the hub or its server is gone, and frees the rank's descriptors."""
     if not process.wait(0.0) or not process.ending(time.monotonic()).is_certain:
         process.kill()
     process.close()

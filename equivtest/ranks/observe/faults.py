@@ -88,10 +88,7 @@ def called() -> tuple[Collective, ...] | None:
 
 
 def register(backend: str, device: str) -> str:
-    """Registers `FaultyGroup` with torch. Returns the name for init_process_group.
-
-    Each `FaultyGroup` then has a group of `backend` inside.
-    """
+    """Registers `FaultyGroup` with torch. Returns the name for init_process_group."""
 
     def make(options: Any, _: object) -> FaultyGroup:
         return FaultyGroup(backend, options)
@@ -275,10 +272,7 @@ def _wait(work: Work) -> None:
 
 
 def _done(group: FaultyGroup, call: Call, arguments: Sequence[Any]) -> Work:
-    """Returns a finished work for a spoiled call.
-
-    The work's value is the results, because DistributedDataParallel reads the results from the work.
-    """
+    """Returns a finished work with the results, because DistributedDataParallel reads them from the work."""
     if call is CALLS[FROM_ANY]:
         return Taken(group)
     future: Any = torch.futures.Future()

@@ -31,7 +31,6 @@ class Call:
     """Describes one method of a process group.
 
     Attributes:
-        kind: Kind of collective, as in `equivtest.base.collective.Collective`.
         operand, result: Positions of the arguments with the rank's operand and with its result.
         keep: Function of (results, operands, rank) that fills the results from the rank's own operands, without other
             ranks.
@@ -89,18 +88,12 @@ def _shaped_like(held: Any, tensors: Iterator[torch.Tensor]) -> Any:
 
 
 def _copied(held: Any) -> Any:
-    """Returns nested lists with copies of the tensors.
-
-    The copies are needed because an operand of FSDP2 shares memory with its result.
-    """
+    """Copies all tensors in nested lists, because an operand of FSDP2 shares memory with its result."""
     return _shaped_like(held, (tensor.clone() for tensor in flat_tensors(held)))
 
 
 def _repeat(tensor: torch.Tensor, arguments: Arguments, size: int) -> None:
-    """Changes the tensor to the reduction of `size` tensors that are equal to it.
-
-    If the reduction is an average, a minimum or a maximum, the tensor stays unchanged.
-    """
+    """Changes the tensor to the reduction of `size` tensors that are equal to it."""
     operation = next(
         (getattr(options, "reduceOp", None) for options in arguments if hasattr(options, "reduceOp")), None
     )
@@ -187,10 +180,7 @@ def _own_slices(results: Any, operands: Any, rank: int) -> None:
 
 
 def _as_given(results: Any, operands: Any, rank: int) -> None:
-    """Copies the rank's operands to its results, for all_to_all.
-
-    The elements are copied in order, until the operands or the results end.
-    """
+    """Copies the rank's operands to its results, for all_to_all."""
     for result, operand in zip(flat_tensors(results), flat_tensors(operands), strict=True):
         size = min(result.numel(), operand.numel())
         result.view(-1)[:size].copy_(operand.reshape(-1)[:size])

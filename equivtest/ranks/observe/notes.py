@@ -79,7 +79,7 @@ _decoder = msgspec.msgpack.Decoder(Note)
 
 
 def read_notes(path: Path) -> Iterator[Note]:
-    """An incomplete last note is left out. If the file is missing, nothing is yielded."""
+    """Yields the notes in a rank's file, without an incomplete last note. A missing file has no notes."""
     content = path.read_bytes() if path.exists() else b""
     start = 0
     while start + _HEAD <= len(content):

@@ -113,10 +113,7 @@ def _bytes_of(handed: object) -> int:
 
 
 def _ranks_of(group: Any) -> list[int] | None:
-    """Returns the global ranks of a group.
-
-    `group` is a process group, a boxed process group or a group's name. For anything else the result is None.
-    """
+    """Returns the global ranks of a group."""
     if isinstance(group, str):
         group = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[attr-defined,arg-type]
     elif isinstance(group, torch.ScriptObject):

@@ -241,11 +241,6 @@ class Watched(dist.Work):
 
 
 def _options_of(arguments: Sequence[Any]) -> dict[str, Any]:
-    """Returns the phase, and all arguments of a collective except its operands, as plain data.
-
-    The dict has 'phase' ('forward' or 'backward') and 'numbers' (split sizes, a peer or a tag). If the collective has a
-    reduction, the dict has 'op'. If it has a root, the dict has 'root'.
-    """
     found: dict[str, Any] = _phase()
     for argument in arguments:
         operation = getattr(argument, "reduceOp", None)
@@ -354,10 +349,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _by_use(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Splits an operator's arguments into two lists, the arguments to which the operator writes and all others.
-
-    Both lists have the order of the operator's schema.
-    """
+    """Splits an operator's arguments into two lists, the arguments to which the operator writes and all others."""
     arguments = func._schema.arguments
     named = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
     used: tuple[list[Any], list[Any]] = ([], [])
@@ -401,10 +393,7 @@ def _has_another_meaning(func: Any) -> bool:
 
 
 def _in_parts(value: Any) -> Any:
-    """Returns nested lists in which a `Part` replaces each DTensor.
-
-    If parts cannot make up the whole tensor, the DTensor's spec replaces it.
-    """
+    """Returns nested lists with a `Part` for each DTensor, or the DTensor's spec if parts cannot make up the whole."""
     if isinstance(value, list | tuple):
         return [_in_parts(each) for each in value]
     if not isinstance(value, DTensor):
