@@ -113,7 +113,6 @@ def test_audit_accepts_a_reason_why_no_collective_is_needed(pool: Pool) -> None:
 
 @pytest.mark.ranks
 def test_audit_reports_a_problem_if_no_claim_fails_when_the_only_collective_is_spoiled(pool: Pool) -> None:
-    """A reason why none is needed does not change that: the program calls one."""
     prop = replace(of_fetch("with_an_idle_collective"), without_collectives="each rank has all")
 
     assert (
@@ -204,7 +203,6 @@ def test_audit_lists_fsdp2s_reduction_as_unseen_if_all_ranks_have_one_batch(pool
 
 @pytest.mark.ranks
 def test_case_that_fails_before_a_fault_is_planted_is_not_audited(pool: Pool) -> None:
-    """Here in their values: what is red needs no audit, and no advice of one."""
     found = audited(of_fetch("wrong_everywhere"), pool)
 
     assert (found.cases, found.rows) == (0, {})
@@ -268,7 +266,6 @@ def each(pool: Pool, fault: Fault) -> list[list[float]]:
 def test_planted_fault_spoils_exactly_one_collective_on_every_rank(
     pool: Pool, kind: str, index: int, changed: tuple[dict[int, float], dict[int, float]]
 ) -> None:
-    """That one alone, on both ranks."""
     right = [
         [changes.get(place, value) for place, value in enumerate(row)]
         for row, changes in zip(RIGHT, changed, strict=True)
@@ -296,7 +293,6 @@ def test_run_records_its_collectives_only_if_a_fault_is_passed(pool: Pool) -> No
 
 @pytest.mark.ranks
 def test_audit_ignores_runs_in_which_planting_the_fault_failed(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its visits are not counted as rejected."""
     monkeypatch.setattr("equivtest.search.audit.CANNOT", "Traceback")  # as if planting raised every exception
     found = audited(of_fetch("raises_on_another_sum"), pool)
 
@@ -336,7 +332,6 @@ def test_audit_spoils_the_first_middle_and_last_of_many_calls(num_calls: int, ch
 
 
 def test_audit_spoils_one_call_for_each_operand_size() -> None:
-    """A count of tokens that is gathered between larger tensors is called for another reason."""
     assert representatives(range(10, 20), [4, 4, 4, 4, 4, 4, 8, 8, 16, 4]) == [10, 14, 16, 18, 19]
     assert representatives(range(20), range(20)) == [0, 1, 2, 3, 9, 19]
 

@@ -55,7 +55,6 @@ def with_first(case: FetchCase, value: float) -> list[Reply]:
 @each_claim
 @pytest.mark.parametrize("number", range(len(special_patterns("float32"))))
 def test_claims_on_bits_hold_for_equal_bits_and_ignore_padding(claim: Claim, number: int) -> None:
-    """For every special value; padding is ignored."""
     case = replace(SPECIAL, values=(("special", number),))
     judgement = judge(claim, right_replies(case), case)
 
@@ -64,7 +63,6 @@ def test_claims_on_bits_hold_for_equal_bits_and_ignore_padding(claim: Claim, num
 
 @each_claim
 def test_claim_on_bits_gives_no_verdict_if_the_oracle_expects_no_bits(claim: Claim) -> None:
-    """The oracle of a linear layer knows values alone."""
     assert judge(claim, right_replies(LINEAR), LINEAR) is None
     assert judge_replies("mine", LINEAR, right_replies(LINEAR), [claim]) == []
 
@@ -73,7 +71,6 @@ def test_claim_on_bits_gives_no_verdict_if_the_oracle_expects_no_bits(claim: Cla
     ("claim", "kind"), [*zip((*BITS, equals_unsharded), ("bits", "holds", "bits", "holds"), strict=True)]
 )
 def test_lost_sign_of_zero_is_excused_only_by_the_claim_that_allows_added_zeros(claim: Claim, kind: str) -> None:
-    """By value it is right; only claims on bits see it."""
     assert judge(claim, with_first(SPECIAL, 0.0)).kind == kind
 
 
@@ -100,12 +97,10 @@ def test_value_that_adding_zeros_cannot_produce_fails_claims_on_bits(claim: Clai
 
 @each_claim
 def test_lost_sign_of_zero_in_a_partition_fails_claims_on_bits(claim: Claim) -> None:
-    """No collective has touched it."""
     assert judge(claim, set_element(right_replies(SPECIAL), 0, "partition.0", (0,), 0.0)).kind == "bits"
 
 
 def test_mismatch_shows_numbers_bits_local_index_and_global_index() -> None:
-    """Global through the partition; padding is not counted."""
     case = replace(SPECIAL, values=(("special", 4),))
     replies = set_element(right_replies(case), 1, "partition.0", (0,), 1.5)
     replies = set_element(replies, 1, "partition.0", (1,), 7.0)
@@ -125,7 +120,6 @@ def test_claim_on_bits_ignores_tensors_of_a_wrong_shape_or_a_partial_layout() ->
 
 
 def test_identity_claim_is_judged_only_in_a_world_of_one_rank() -> None:
-    """The claim is about no larger world."""
     one = replace(SPECIAL, world_size=1)
     kinds = [[v.kind for v in judge_replies("s", case, right_replies(case), [equals_unsharded, BITS[2]])]
              for case in (one, SPECIAL)]  # fmt: skip
@@ -149,7 +143,6 @@ def test_repeat_claim_holds_if_the_second_run_gives_equal_bits() -> None:
 
 
 def test_repeat_claim_fails_if_the_second_run_gives_different_bits() -> None:
-    """Though both values be right, and all ranks agree the first time."""
     replies = again(right_replies(REPEATS), 1, 0.0)
     judgement = judge(repeats_itself, replies, REPEATS)
 
@@ -173,7 +166,6 @@ def test_repeat_claim_fails_if_the_second_run_gives_another_layout_or_shape() ->
 
 
 def test_repeat_claim_is_judged_only_on_the_first_draw_of_values() -> None:
-    """The others are not run again."""
     case = replace(REPEATS, values=(("special", 0), ("dense", 0)))
     draws = [v.draw for v in judge_replies("s", case, right_replies(case), [repeats_itself])]
 
@@ -255,7 +247,6 @@ def test_reduction_may_flush_a_subnormal_if_the_backend_declares_it(number: int,
 
 @pytest.mark.parametrize("claim", [equals_unsharded, is_exact_without_reduction], ids=lambda claim: claim.name)
 def test_subnormal_flushed_without_an_addition_fails_claims_on_bits(claim: Claim) -> None:
-    """For an all_gathered tensor, and for the partitions of any fetch."""
     case = replace(SPECIAL, collective="all_gather", values=(("special", 12),))
     [verdict] = judge_replies("mine", case, with_first(case, 0.0), [claim], FLUSHING)
     assert verdict.failed

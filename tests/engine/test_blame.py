@@ -64,7 +64,6 @@ def part(values: list[Any], placement: str) -> Part:
 def test_fault_line_blames_the_collective_if_the_backend_computes_it_wrongly(
     pool: Pool, fault: str, subject: str, case: Case, layer: str
 ) -> None:
-    """And another's fault is not this failure's."""
     with Pool(
         Backend("planted", imports=("tests.programs.planted",)), environment={FAULT: fault}, beside=pool
     ) as wrong:
@@ -83,7 +82,6 @@ def test_fault_line_blames_the_collective_if_the_backend_computes_it_wrongly(
 def test_fault_line_blames_the_program_if_the_backend_computed_rightly_from_its_operands(
     pool: Pool, subject: str, case: Case, layer: str
 ) -> None:
-    """A reduction that the ranks do not agree on, and an operand that changed under way, are the subject's."""
     assert told(PROGRAMS + subject, case, pool).startswith(layer)
 
 
@@ -99,7 +97,6 @@ def test_fault_line_blames_the_program_if_the_backend_computed_rightly_from_its_
 def test_fault_line_blames_the_program_for_operands_of_unequal_shapes(
     pool: Pool, subject: str, difference: str
 ) -> None:
-    """The collective may then raise, hang or leave wrong values."""
     fault = told(PROGRAMS + subject, FETCH, pool, "timed_out")
 
     assert fault.startswith("parallelization: ") and difference in fault
@@ -116,7 +113,6 @@ def test_fault_line_blames_a_backend_that_refuses_a_documented_gather_of_uneven_
 @pytest.mark.ranks
 @pytest.mark.parametrize("subject", ["through_two_groups", "from_anybody", "told_by_name", "looked_after"])
 def test_fault_line_blames_no_send_or_recv_whose_tensor_arrives_unchanged(pool: Pool, subject: str) -> None:
-    """Groups with the same ranks are distinct, and each rank may call them in its own order."""
     assert told(PROGRAMS + subject, FETCH, pool).startswith("parallelization: every call is right for its operands")
 
 
@@ -139,7 +135,6 @@ def test_case_that_the_program_declines_when_repeated_for_diagnosis_has_no_fault
     ],
 )
 def test_fault_line_names_the_first_wrong_operator_on_dtensors(pool: Pool, name: str, fault: str) -> None:
-    """Each rank's local operations are right, and later operators are right from wrong operands."""
     found = told(layers.subject_of(name), layers.case_of(name), pool)
 
     assert found.startswith(f"operator: {fault}") and " unsharded" in found and "more calls are wrong" not in found
@@ -186,7 +181,6 @@ DEVIATING = Backend("planted", imports=("tests.programs.deviating",))
 def test_fault_line_blames_the_backend_for_a_wrong_recv_or_barrier(
     pool: Pool, fault: str, name: str, layer: str
 ) -> None:
-    """On a busy machine who is let through too early may come to it too late, and try again."""
     case = CollectivesCase(world_size=2, collectives=(name,), numels=(9,))
     with Pool(DEVIATING, environment={FAULT: fault}, beside=pool) as wrong:
         assert any(told("collectives", case, wrong).startswith(layer) for _ in range(5))
@@ -236,7 +230,6 @@ def test_operands_of_unequal_sizes_raise_inconsistent() -> None:
 
 
 def test_sum_of_real_numbers_is_right_in_any_order_of_addition() -> None:
-    """The last bit of three terms depends on the order, and an error of one more unit is wrong."""
     terms = [items(value) for value in (1.0, 2.0**-24, 2.0**-24)]
     right = right_results("all_reduce", "sum", terms, 0, None)
     assert right is not None
@@ -256,7 +249,6 @@ def test_single_wrong_element_of_a_matrix_product_is_found(dtype: torch.dtype) -
 
 
 def test_tensor_that_an_in_place_operator_writes_to_is_judged() -> None:
-    """The result of an in-place operator is the tensor that it wrote to."""
     right = right_of_operation("aten.add_.Tensor", [torch.ones(2), torch.ones(2)], {})
 
     assert first_wrong([torch.full((2,), 2.0)] * 2, right) == ""

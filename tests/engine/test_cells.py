@@ -24,7 +24,6 @@ def counted(*records: Record) -> Tally:
 
 
 def test_claim_has_a_cell_for_each_dtype_and_kind_of_shard() -> None:
-    """One of any dtype for each kind alone; one that speaks of no case on so many ranks has none."""
     cells = cells_of(counted(*holding("equals_unsharded")))
 
     assert {(cell.claim, cell.dtype, cell.shard_kind) for cell in cells} == {
@@ -38,7 +37,6 @@ def test_claim_has_a_cell_for_each_dtype_and_kind_of_shard() -> None:
 
 
 def test_cell_counts_only_holding_and_failed_verdicts_as_conclusive() -> None:
-    """Failures do: they say whether the claim holds."""
     verdicts = ["holds", "value", "inconclusive", "known", "not_supported", "declined"]
     cells = cells_of(tally(*(record(verdicts={"equals_unsharded": kind}) for kind in verdicts)))
 
@@ -46,7 +44,6 @@ def test_cell_counts_only_holding_and_failed_verdicts_as_conclusive() -> None:
 
 
 def test_summary_names_the_cell_with_the_fewest_conclusive_verdicts() -> None:
-    """And how many have fewer than a conformance run wants."""
     full = [
         each
         for kind in ("even", "uneven", "empty")
@@ -64,7 +61,6 @@ def test_summary_names_the_cell_with_the_fewest_conclusive_verdicts() -> None:
 
 
 def test_summary_counts_cells_with_over_five_percent_inconclusive_verdicts() -> None:
-    """One in twenty is not more."""
     told = []
     for holds in (19, 18):
         verdicts = [*holding("equals_unsharded", holds), record(verdicts={"equals_unsharded": "inconclusive"})]

@@ -45,7 +45,6 @@ def stub(replies: list[Reply]) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_failure_raises_a_separate_class(kind: str) -> None:
-    """That class exactly, with the verdict and the message, which begins with the class's name."""
     failure = caught(kind)
 
     assert type(failure) is KINDS[kind] and failure.verdict == verdict_of(kind)
@@ -53,8 +52,6 @@ def test_each_kind_of_failure_raises_a_separate_class(kind: str) -> None:
 
 
 def test_defining_one_class_adds_a_kind_of_failure() -> None:
-    """It is judged, raised and shown with nothing added elsewhere."""
-
     class OddElements(ClaimFailed, kind="odd", headline="{tensor} has odd elements"):
         """An element is odd."""
 
@@ -77,20 +74,17 @@ def test_judgement_of_an_unknown_kind_raises_assertion_error() -> None:
 
 
 def test_check_returns_verdicts_if_every_claim_holds() -> None:
-    """One per claim and draw."""
     verdicts = check("mine", LINEAR, stub(right_replies(LINEAR)))
 
     assert [verdict.claim for verdict in verdicts] == [claim.name for claim in DEFAULT_CLAIMS]
 
 
 def test_check_raises_the_first_failure() -> None:
-    """Failures follow the order of claims: the gradient's value before its replicas."""
     with pytest.raises(ValueMismatch, match=r"grad\.x differs from the oracle"):
         check("mine", LINEAR, stub(set_element(right_replies(LINEAR), 1, "grad.x", (0, 0), 0.5)))
 
 
 def test_check_raises_the_failure_of_a_later_draw() -> None:
-    """Every draw is judged."""
     case = replace(LINEAR, values=(("dense", 0), ("wide-w", 1)))
     replies = right_replies(case)
     replies = [replace(reply, answers=(reply.answers[0], reply.answers[0])) for reply in replies]
@@ -100,7 +94,6 @@ def test_check_raises_the_failure_of_a_later_draw() -> None:
 
 
 def test_check_raises_if_the_backend_lacks_a_collective() -> None:
-    """Nothing was proven: that must not look like a pass."""
     replies = [Reply(rank=rank, outcome="not_supported", error_text="no float16") for rank in range(3)]
 
     with pytest.raises(BackendRefuses, match="rank 0 of 3 cannot: no float16"):
@@ -108,7 +101,6 @@ def test_check_raises_if_the_backend_lacks_a_collective() -> None:
 
 
 def test_check_raises_if_no_claim_applies_to_the_case() -> None:
-    """For example, a claim on trained parameters does not apply to a case that trains nothing."""
     with pytest.raises(Inconclusive, match=r"nothing was shown in .*: none of these claims applies to it; pass"):
         check("mine", LINEAR, stub(right_replies(LINEAR)), [trains_like_unsharded])
 
@@ -133,7 +125,6 @@ def test_check_passes_with_one_conclusive_verdict(kind: str) -> None:
 
 
 def test_check_judges_only_the_claims_passed_by_the_caller() -> None:
-    """A wrong value does not trouble a claim about layouts."""
     pool = stub(on_all_ranks(LINEAR, "output", torch.zeros_like))
 
     assert check("mine", LINEAR, pool, [keeps_layout_of_parameter])
@@ -142,7 +133,6 @@ def test_check_judges_only_the_claims_passed_by_the_caller() -> None:
 
 
 def test_check_applies_only_the_refusal_claim_to_a_case_that_must_be_refused() -> None:
-    """This is the default, and the pool may keep its world."""
     pool = stub([raised(rank) for rank in range(3)])
 
     assert [verdict.claim for verdict in check("mine", REFUSED, pool)] == ["refuses"]
@@ -155,14 +145,12 @@ def test_case_that_must_be_refused_fails_if_the_ranks_answer() -> None:
 
 
 def test_judge_returns_failures_without_raising() -> None:
-    """Together with the claims that hold."""
     kinds = {v.claim: v.kind for v in judge("mine", LINEAR, stub(drop_tensor(right_replies(LINEAR), 0, "grad.x")))}
 
     assert kinds["gradients_equal_unsharded"] == "shape" and kinds["equals_unsharded"] == "holds"
 
 
 def test_rank_that_raised_gives_one_verdict_for_all_draws() -> None:
-    """One verdict, not one per draw."""
     case = replace(LINEAR, values=(("dense", 0), ("dense", 1)))
     replies = [*right_replies(case)[:2], raised(2)]
 
@@ -171,7 +159,6 @@ def test_rank_that_raised_gives_one_verdict_for_all_draws() -> None:
 
 @pytest.mark.ranks
 def test_case_is_checked_on_real_ranks(pool: Pool) -> None:
-    """From the name of a subject to verdicts."""
     [verdict] = check("zero3_fetch_all_reduce", replace(REFUSED, world_size=2), pool)
 
     assert verdict.kind == "holds"

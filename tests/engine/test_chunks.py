@@ -84,7 +84,6 @@ def import_made_up(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def test_user_property_draws_equal_cases_whatever_modules_are_imported(tmp_path: Path) -> None:
-    """Your file alone, and beside local modules full of constants; a run of shipped properties is judged below."""
     made_up = make_up_modules(tmp_path)
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "test_mine.py").write_text(MINE)
@@ -98,8 +97,6 @@ def test_user_property_draws_equal_cases_whatever_modules_are_imported(tmp_path:
 def test_hypothesis_tests_of_the_user_still_draw_constants_from_imported_modules(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """They draw from the same integers, although ours were drawn without constants."""
-
     def cases(space: Space) -> SearchStrategy[Case]:
         return integers.map(lambda number: FetchCase(world_size=2, values=(("dense", number),)))
 
@@ -113,7 +110,6 @@ def test_hypothesis_tests_of_the_user_still_draw_constants_from_imported_modules
 
 
 def test_loaded_hypothesis_profile_changes_no_draw(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even one that draws by another backend, which is not there."""
     before = chunk_cases(claimed(), CHUNK)
     chosen = hypothesis.settings.get_current_profile_name()
     monkeypatch.setitem(importlib.import_module(local_constants.HOME).AVAILABLE_PROVIDERS, "another", "nobody.Has")
@@ -141,7 +137,6 @@ def test_warning_appears_if_hypothesis_lacks_the_function_that_collects_constant
 
 @pytest.mark.ranks
 def test_run_under_xdist_judges_the_cases_that_one_process_draws(tmp_path: Path) -> None:
-    """Beside modules full of constants, in a worker of xdist; this very process draws without."""
     make_up_modules(tmp_path)
     mixed = mixed_suite(tmp_path, LIFECYCLE["files"])
     judged = lines_of_run(tmp_path, 1, mixed, "--world-sizes=2", subjects=LIFECYCLE["subjects"])
@@ -162,7 +157,6 @@ def test_run_under_xdist_judges_the_cases_that_one_process_draws(tmp_path: Path)
     ids=["chunk", "world size", "seed", "subject", "claims"],
 )
 def test_different_chunks_draw_different_cases(prop: Property, chunk: Chunk) -> None:
-    """Another seed also changes their parameters, not only the fields that the chunk fixes."""
     here, there = ({fetch.parameters for fetch in fetches(*of)} for of in ((claimed(), CHUNK), (prop, chunk)))
 
     assert seed_of(prop, chunk) != seed_of(claimed(), CHUNK)
@@ -174,7 +168,6 @@ def fetches(prop: Property, chunk: Chunk) -> list[FetchCase]:
 
 
 def test_drawing_a_chunk_again_gives_equal_cases() -> None:
-    """In its own world size and dtypes, without duplicates."""
     cases = chunk_cases(claimed(), replace(CHUNK, dtypes=("float64",)))
 
     assert cases == chunk_cases(claimed(), replace(CHUNK, dtypes=("float64",)))
@@ -183,7 +176,6 @@ def test_drawing_a_chunk_again_gives_equal_cases() -> None:
 
 
 def test_examples_come_first_in_chunk_0() -> None:
-    """Only examples of its world size and dtypes."""
     wanted = FetchCase(world_size=2, parameters=((77,),))
     others = (FetchCase(world_size=3, parameters=((77,),)), replace(wanted, dtype="float16"))
     prop = claimed(examples=(others[0], wanted, others[1]))

@@ -94,7 +94,6 @@ def test_claim_applies_only_to_cases_with_values_to_judge(name: str) -> None:
     ],
 )
 def test_claim_fails_only_at_the_tensor_with_a_wrong_value(claim: Claim, name: str, others: tuple[str, ...]) -> None:
-    """One element on the last rank, whose shard may be the uneven one."""
     judgement = judge(claim, set_element(right_replies(LINEAR), 2, name, (0, 0), 0.5))
 
     assert (judgement.kind, wrong_tensors(judgement), judgement.agreeing) == ("value", [name], others)
@@ -104,7 +103,6 @@ def test_claim_fails_only_at_the_tensor_with_a_wrong_value(claim: Claim, name: s
 @pytest.mark.parametrize(("claim", "name"), [(equals_unsharded, "output"), (gradients_equal_unsharded, "grad.weight")])
 @pytest.mark.parametrize("local", [torch.zeros(1, 1), torch.zeros(2, 1, dtype=torch.float64)])
 def test_claim_fails_for_a_wrong_shape_or_dtype(claim: Claim, name: str, local: torch.Tensor) -> None:
-    """Though values cannot even be compared."""
     judgement = judge(claim, set_tensor(right_replies(LINEAR), 2, name, local=local))
 
     assert (judgement.kind, wrong_tensors(judgement)) == ("shape", [name])
@@ -112,14 +110,12 @@ def test_claim_fails_for_a_wrong_shape_or_dtype(claim: Claim, name: str, local: 
 
 @pytest.mark.parametrize(("claim", "name"), [(equals_unsharded, "output"), (gradients_equal_unsharded, "grad.bias")])
 def test_missing_tensor_fails_with_kind_shape(claim: Claim, name: str) -> None:
-    """A gradient that did not come about is none."""
     judgement = judge(claim, drop_tensor(right_replies(LINEAR), 1, name))
 
     assert (judgement.kind, wrong_tensors(judgement), judgement.mismatches[0].rank) == ("shape", [name], 1)
 
 
 def test_wrong_shape_is_reported_before_wrong_values() -> None:
-    """If one tensor has a wrong shape and another a wrong value, the kind is shape."""
     replies = set_element(right_replies(LINEAR), 0, "param.weight", (0, 0), 0.5)
     judgement = judge(equals_unsharded, drop_tensor(replies, 1, "output"))
 
@@ -127,7 +123,6 @@ def test_wrong_shape_is_reported_before_wrong_values() -> None:
 
 
 def test_right_output_under_a_wrong_layout_fails_with_kind_layout() -> None:
-    """Every rank holds the whole output, but the contract shards it."""
     value = expect(LINEAR, 0).tensors["output"].value.float()
     replies = right_replies(LINEAR)
     for rank in range(3):
@@ -140,7 +135,6 @@ def test_right_output_under_a_wrong_layout_fails_with_kind_layout() -> None:
 
 
 def test_wrong_output_under_a_wrong_layout_fails_with_kind_value() -> None:
-    """The value counts more than its layout."""
     value = expect(LINEAR, 0).tensors["output"].value.float() + 1
     replies = right_replies(LINEAR)
     for rank in range(3):
@@ -151,7 +145,6 @@ def test_wrong_output_under_a_wrong_layout_fails_with_kind_value() -> None:
 
 @pytest.mark.parametrize("name", ["param.weight", "grad.weight", "grad.x"])
 def test_parameter_or_gradient_under_a_wrong_layout_on_one_rank_fails(name: str) -> None:
-    """On one rank suffices; the value may be right, and equals_unsharded says so."""
     value = expect(LINEAR, 0).tensors[name].value.float()
     layout = Layout((Shard(1),)) if name == "grad.x" else WHOLE
     local = value[:, :1] if name == "grad.x" else value
@@ -164,21 +157,18 @@ def test_parameter_or_gradient_under_a_wrong_layout_on_one_rank_fails(name: str)
 
 
 def test_layout_of_the_output_is_not_judged_by_the_claim_on_parameters() -> None:
-    """keeps_layout_of_parameter leaves the output to equals_unsharded."""
     replies = set_tensor(right_replies(LINEAR), 0, "output", layout=WHOLE)
 
     assert judge(keeps_layout_of_parameter, replies).kind == "holds"
 
 
 def test_claim_on_layouts_ignores_a_missing_tensor() -> None:
-    """It is neither wrong nor said to agree."""
     judgement = judge(keeps_layout_of_parameter, drop_tensor(right_replies(LINEAR), 1, "grad.bias"))
 
     assert judgement.kind == "holds" and "grad.bias" not in judgement.agreeing
 
 
 def test_claim_on_replicas_shows_bits_and_ranks_of_a_different_element() -> None:
-    """One bit is enough: the message shows both values with their bits, and the ranks that differ."""
     replies = set_element(right_replies(LINEAR), 1, "grad.x", (1, 2), 0.5)
     judgement = judge(agrees_on_all_ranks, replies)
     mismatch = judgement.mismatches[0]
@@ -189,7 +179,6 @@ def test_claim_on_replicas_shows_bits_and_ranks_of_a_different_element() -> None
 
 
 def test_replicas_that_differ_in_the_sign_of_zero_fail() -> None:
-    """Equal by value is not the same bits."""
     zeros = on_all_ranks(LINEAR, "grad.x", torch.zeros_like)
     replies = set_element(zeros, 2, "grad.x", (0, 1), -0.0)
 
@@ -197,7 +186,6 @@ def test_replicas_that_differ_in_the_sign_of_zero_fail() -> None:
 
 
 def test_mismatch_of_replicas_shows_a_different_value_rather_than_a_different_sign_of_zero() -> None:
-    """In a later tensor, and in the same tensor on another rank."""
     zeros = set_element(set_element(right_replies(LINEAR), 0, "grad.x", (0, 0), 0.0), 2, "grad.x", (0, 0), 0.0)
     signed = set_element(zeros, 1, "grad.x", (0, 0), -0.0)
     judgement = judge(agrees_on_all_ranks, set_element(signed, 2, "grad.x", (1, 2), 0.5))
@@ -215,7 +203,6 @@ def test_mismatches_of_replicas_begin_with_a_tensor_whose_values_differ() -> Non
 
 
 def test_replica_with_a_different_dtype_fails_and_shows_both_dtypes() -> None:
-    """Shape and dtype are shown instead of bits."""
     replies = right_replies(LINEAR)
     local = replies[0].answers[0].tensors["grad.x"].local.double()
     mismatch = judge(agrees_on_all_ranks, set_tensor(replies, 2, "grad.x", local=local)).mismatches[0]
@@ -224,7 +211,6 @@ def test_replica_with_a_different_dtype_fails_and_shows_both_dtypes() -> None:
 
 
 def test_claim_on_replicas_holds_if_only_a_shard_is_wrong() -> None:
-    """A wrong shard is no disagreement: no other rank holds it."""
     assert judge(agrees_on_all_ranks, set_element(right_replies(LINEAR), 0, "output", (0, 0), 0.5)).kind == "holds"
 
 
@@ -234,7 +220,6 @@ def test_claim_on_replicas_holds_if_only_a_shard_is_wrong() -> None:
     ids=["different layouts", "partial", "layout of another mesh"],
 )
 def test_claim_on_replicas_ignores_tensors_that_are_partial_or_differ_in_layout(layouts: tuple[Layout, ...]) -> None:
-    """Different layouts, operands and layouts that cannot be are other claims' business."""
     replies = right_replies(LINEAR)
     for rank, layout in enumerate(layouts):
         replies = set_tensor(replies, rank, "grad.x", local=torch.full((2, 3), float(rank)), layout=layout)
@@ -243,14 +228,12 @@ def test_claim_on_replicas_ignores_tensors_that_are_partial_or_differ_in_layout(
 
 
 def test_claim_on_replicas_ignores_a_missing_tensor() -> None:
-    """That it is missing is found where its values are judged."""
     judgement = judge(agrees_on_all_ranks, drop_tensor(right_replies(LINEAR), 1, "grad.x"))
 
     assert judgement.kind == "holds" and "grad.x" not in judgement.agreeing
 
 
 def test_claim_fails_if_the_subject_changed_an_input() -> None:
-    """The message is the change that the rank saw."""
     replies = change_answer(
         right_replies(LINEAR), 1, lambda answer: replace(answer, touched=("x: values have changed",))
     )
@@ -261,7 +244,6 @@ def test_claim_fails_if_the_subject_changed_an_input() -> None:
 
 @pytest.mark.parametrize(("name", "right"), [("param.weight", True), ("output", True), ("param.1", False)])
 def test_claim_fails_if_the_subject_changed_requires_grad(name: str, *, right: bool) -> None:
-    """If the case fixes the flag."""
     case = FETCH if name == "param.1" else LINEAR
     replies = change_answer(
         right_replies(case), 1, lambda answer: replace(answer, requires_grad={**answer.requires_grad, name: not right})
@@ -275,7 +257,6 @@ def test_claim_fails_if_the_subject_changed_requires_grad(name: str, *, right: b
 
 @pytest.mark.parametrize("name", ["grad.x", "grad.weight"])
 def test_requires_grad_of_a_gradient_is_not_judged(name: str) -> None:
-    """The case does not fix it."""
     replies = change_answer(
         right_replies(LINEAR), 0, lambda answer: replace(answer, requires_grad={**answer.requires_grad, name: True})
     )
@@ -284,7 +265,6 @@ def test_requires_grad_of_a_gradient_is_not_judged(name: str) -> None:
 
 
 def test_flat_partition_is_judged_by_value() -> None:
-    """Its padding is not: NaN there agrees, a wrong element fails."""
     replies = set_element(right_replies(FETCH), 1, "partition.0", (3,), 0.5)
     judgement = judge(equals_unsharded, replies, FETCH)
 
@@ -293,7 +273,6 @@ def test_flat_partition_is_judged_by_value() -> None:
 
 
 def test_empty_answer_fails_for_each_missing_tensor() -> None:
-    """An empty dict from every rank fails under every name, not under none."""
     replies = [
         change_answer(right_replies(LINEAR), rank, lambda answer: replace(answer, tensors={}, requires_grad={}))[rank]
         for rank in range(3)
@@ -303,13 +282,11 @@ def test_empty_answer_fails_for_each_missing_tensor() -> None:
 
 
 def test_refusal_claim_raises_if_passed_answers_instead_of_outcomes() -> None:
-    """It is judged from outcomes, before any answer is looked at."""
     with pytest.raises(AssertionError, match="judged from the replies' outcomes"):
         judge(refuses, right_replies(LINEAR))
 
 
 def test_table_of_claims_lists_every_claim_once() -> None:
-    """Under its own name, which is half of the conformance key."""
     assert list(CLAIMS) == [
         "equals_unsharded",
         "gradients_equal_unsharded",
@@ -330,7 +307,6 @@ def test_table_of_claims_lists_every_claim_once() -> None:
 
 
 def test_claim_holds_for_a_tensor_that_states_no_global_shape() -> None:
-    """A plain local output knows none."""
     replies = right_replies(LINEAR)
     for rank in range(3):
         placed = replies[rank].answers[0].tensors["output"]

@@ -51,7 +51,6 @@ def test_error_for_an_unknown_property_suggests_the_nearest_name() -> None:
 
 
 def test_ranks_fixture_checks_the_claims_of_the_property(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless the caller passes others."""
     monkeypatch.setattr(fixture, "pool_of", lambda config: None)
     monkeypatch.setattr("equivtest.verdicts.judging.check", lambda subject, case, pool, claims, **fields: claims)
     ranks = fixture.Ranks(cast(pytest.Config, None))

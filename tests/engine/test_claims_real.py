@@ -51,7 +51,6 @@ def test_error_beyond_its_bound_fails_and_shows_the_derivation_of_the_bound() ->
 
 @pytest.mark.parametrize("allowed", [1e3, math.inf])
 def test_claim_is_inconclusive_if_its_bound_is_too_wide(allowed: float) -> None:
-    """The other tensors agree; the wide one does not."""
     judgement = judge(widened("output", allowed))
 
     assert (judgement.kind, judgement.mismatches) == ("inconclusive", ())
@@ -76,7 +75,6 @@ def test_error_beyond_a_too_wide_bound_fails(value: float) -> None:
 
 
 def test_wrong_parameter_fails_the_claim_although_the_bound_of_the_output_is_infinite() -> None:
-    """Nothing is known of the output, and the parameter is wrong."""
     replies = set_element(right_replies(CASE), 2, "param.weight", (0, 1), 0.5)
     judgement = judge(widened("output", math.inf), replies)
 
@@ -93,7 +91,6 @@ def test_wrong_layout_fails_although_values_are_inconclusive() -> None:
 
 
 def test_every_bounded_tensor_has_a_margin() -> None:
-    """Not of parameters, which must be equal."""
     verdicts = judge_replies("colwise_linear", CASE, right_replies(CASE))
     told = {verdict.claim: set(verdict.judgement.margins) for verdict in verdicts if verdict.judgement.margins}
 

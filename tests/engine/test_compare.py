@@ -44,7 +44,6 @@ def refusals(*replies: Reply) -> Verdict:
 
 
 def test_right_replies_give_one_verdict_per_claim_and_draw() -> None:
-    """All of them hold, in the order of draws and claims."""
     case = replace(LINEAR, values=(("dense", 0), ("wide-x", 1)))
     verdicts = judge(right_replies(case), case)
 
@@ -53,7 +52,6 @@ def test_right_replies_give_one_verdict_per_claim_and_draw() -> None:
 
 
 def test_wrong_value_in_the_second_draw_fails_only_the_second_draw() -> None:
-    """A value that is wrong in the second draw alone fails there alone."""
     case = replace(LINEAR, values=(("dense", 0), ("dense", 1)))
     replies = right_replies(case)
     first = replies[1].answers[0]
@@ -63,7 +61,6 @@ def test_wrong_value_in_the_second_draw_fails_only_the_second_draw() -> None:
 
 
 def test_remaining_claims_are_judged_after_one_fails() -> None:
-    """A replica that differs is a wrong value too, and the layouts still hold."""
     verdicts = judge(set_element(right_replies(LINEAR), 1, "grad.x", (0, 0), 0.5))
 
     assert {v.claim: v.kind for v in verdicts} == {
@@ -77,7 +74,6 @@ def test_remaining_claims_are_judged_after_one_fails() -> None:
 
 @pytest.mark.parametrize("outcome", ["raised", "lost", "timed_out", "not_supported"])
 def test_missing_answer_of_a_rank_gives_one_verdict_under_the_first_claim(outcome: Outcome) -> None:
-    """It has the outcome's kind, under the first claim: no other was judged."""
     [verdict] = judge(with_reply(Reply(rank=1, outcome=outcome, error_text="why", detail="why")))
 
     assert (verdict.kind, verdict.claim, verdict.judgement.mismatches) == (outcome, "equals_unsharded", ())
@@ -85,7 +81,6 @@ def test_missing_answer_of_a_rank_gives_one_verdict_under_the_first_claim(outcom
 
 
 def test_unsupported_case_gets_one_verdict_of_kind_not_supported() -> None:
-    """No claim holds if nothing ran, and none fails."""
     [verdict] = judge([Reply(rank=rank, outcome="not_supported", error_text="no all_reduce") for rank in range(3)])
 
     assert (verdict.kind, verdict.failed) == ("not_supported", False)
@@ -93,7 +88,6 @@ def test_unsupported_case_gets_one_verdict_of_kind_not_supported() -> None:
 
 
 def test_verdict_blames_the_rank_that_raised_before_ranks_that_lost_their_peer() -> None:
-    """The rank that raised on its own comes first and in full, though it was later."""
     [verdict] = judge([LOST_PEER, right_replies(LINEAR)[1], raised(2, "ValueError", "mine", at_s=9.0)])
     lines = verdict.detail.splitlines()
 
@@ -103,7 +97,6 @@ def test_verdict_blames_the_rank_that_raised_before_ranks_that_lost_their_peer()
 
 
 def test_lost_rank_is_the_cause_of_its_peers_errors() -> None:
-    """The kind is the first cause's."""
     [verdict] = judge(
         [
             LOST_PEER,
@@ -116,7 +109,6 @@ def test_lost_rank_is_the_cause_of_its_peers_errors() -> None:
 
 
 def test_message_has_stacks_of_every_silent_rank() -> None:
-    """All of them are needed to see who waits for whom."""
     silent = [Reply(rank=rank, outcome="timed_out", detail=f"stack {rank}", at_s=2.0) for rank in (0, 1)]
     [verdict] = judge([*silent, right_replies(LINEAR)[2]])
 
@@ -131,7 +123,6 @@ def test_message_has_stacks_of_every_silent_rank() -> None:
 
 
 def test_exception_without_text_is_reported_by_its_type() -> None:
-    """`raise ValueError` has no text."""
     [verdict] = judge(with_reply(raised(1, "ValueError", "")))
 
     assert verdict.detail.startswith("rank 1 of 3 raised ValueError: ")
@@ -144,7 +135,6 @@ def test_misuse_on_a_rank_is_raised_in_the_parent() -> None:
 
 
 def test_misuse_on_every_rank_is_raised_and_does_not_count_as_a_refusal() -> None:
-    """It is not taken for the refusal."""
     with pytest.raises(Misuse, match="no such name"):
         judge(
             [Reply(rank=rank, outcome="misused", error_type="Misuse", error_text="no such name") for rank in range(3)],
@@ -153,14 +143,12 @@ def test_misuse_on_every_rank_is_raised_and_does_not_count_as_a_refusal() -> Non
 
 
 def test_refusal_claim_holds_if_every_rank_raises_one_type_of_error() -> None:
-    """One type of error; its words may name the rank."""
     verdict = refusals(raised(1, text="rank 1 has 3"))
 
     assert (verdict.kind, verdict.claim, verdict.judgement.mismatches, verdict.detail) == ("holds", "refuses", (), "")
 
 
 def test_refusal_claim_fails_if_one_rank_answers() -> None:
-    """It is named, beside what the others raised."""
     verdict = refusals(Reply(rank=1, outcome="answered"))
     [mismatch] = verdict.judgement.mismatches
 
@@ -170,7 +158,6 @@ def test_refusal_claim_fails_if_one_rank_answers() -> None:
 
 
 def test_refusal_claim_fails_if_one_rank_raises_a_different_type_of_error() -> None:
-    """A rank that fails for another reason has not understood."""
     verdict = refusals(raised(2, "IndexError", "out of range", at_s=2.0))
 
     assert verdict.kind == "not_refused"
@@ -178,7 +165,6 @@ def test_refusal_claim_fails_if_one_rank_raises_a_different_type_of_error() -> N
 
 
 def test_refusal_claim_fails_on_every_rank_if_all_ranks_answer() -> None:
-    """Every rank is a mismatch."""
     verdict = refusals(*(Reply(rank=rank, outcome="answered") for rank in range(3)))
 
     assert verdict.kind == "not_refused"
@@ -189,7 +175,6 @@ def test_refusal_claim_fails_on_every_rank_if_all_ranks_answer() -> None:
 
 @pytest.mark.parametrize("outcome", ["timed_out", "lost", "not_supported"])
 def test_refusal_claim_fails_if_ranks_are_lost_or_hang(outcome: Outcome) -> None:
-    """The run's own kind counts."""
     verdict = refusals(*(Reply(rank=rank, outcome=outcome, error_text="why", detail="why") for rank in range(3)))
 
     assert (verdict.kind, verdict.claim) == (outcome, "refuses") and "why" in verdict.detail
@@ -197,7 +182,6 @@ def test_refusal_claim_fails_if_ranks_are_lost_or_hang(outcome: Outcome) -> None
 
 @pytest.mark.parametrize("outcome", ["timed_out", "lost"])
 def test_verdict_describes_a_lost_rank_before_the_refusals_of_its_peers(outcome: Outcome) -> None:
-    """No rank may hang: the lost one comes first and in full, then the errors of the others."""
     verdict = refusals(Reply(rank=1, outcome=outcome, detail="stack 1", at_s=5.0))
 
     assert verdict.kind == outcome
@@ -209,7 +193,6 @@ def test_verdict_describes_a_lost_rank_before_the_refusals_of_its_peers(outcome:
 
 
 def test_claims_are_judged_in_the_order_in_which_they_are_passed() -> None:
-    """And no others."""
     claims = (agrees_on_all_ranks, equals_unsharded)
     verdicts = compare("mine", LINEAR, 0, [expect(LINEAR, 0)], right_replies(LINEAR), claims)
 
@@ -240,5 +223,4 @@ def test_claim_gives_no_verdict_if_the_case_has_no_tensor_to_judge(
 
 
 def test_refusal_claim_alone_judges_replies_to_a_case_that_must_be_refused() -> None:
-    """Unless the caller passes other claims."""
     assert [v.claim for v in judge([raised(rank) for rank in range(3)], REFUSED)] == [refuses.name]

@@ -106,7 +106,6 @@ def test_covering_array_has_fewer_rows_because_one_row_replaces_two() -> None:
 
 
 def test_first_rows_of_an_array_cover_most_pairs() -> None:
-    """Half of an array's rows have over two thirds of its pairs."""
     array = covering_array(partial(embedding_cases.build, style="colwise"), Space((4,), limits.DTYPES), 2, 1)
     half = {pair for row in array.rows[: len(array.rows) // 2] for pair in itertools.combinations(row.values, 2)}
 
@@ -157,7 +156,6 @@ def test_single_values_are_covered_by_cases_on_several_ranks() -> None:
 
 
 def test_conformance_run_covers_triples_of_values_of_dangerous_axes() -> None:
-    """Each kind of size of the vocabulary, with each layout of the output, with and without a gradient."""
     array = covering_array_of(colwise(), replace(GATE, world_size=4, mixes_worlds=False))
     assert array is not None
 

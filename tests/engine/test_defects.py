@@ -262,7 +262,6 @@ def add_row(defect: Defect, smallest: str, seconds: float) -> None:
 def test_property_rejects_each_defect_and_shrinks_it_to_a_smallest_case(
     defect: Defect, pool: Pool, tmp_path: Path
 ) -> None:
-    """Under exactly its claim and kind, in a case no larger than the one derived by hand by more than one."""
     begun_s = time.monotonic()
     others, failure = audit(defect, pool, tmp_path)
 
@@ -274,7 +273,6 @@ def test_property_rejects_each_defect_and_shrinks_it_to_a_smallest_case(
 @pytest.mark.ranks
 @each_defect
 def test_recorded_claim_of_each_defect_fails_in_the_case_derived_by_hand(defect: Defect, pool: Pool) -> None:
-    """`smallest` fails with the claim and kind of its record."""
     verdicts = judge(defect.subject, defect.smallest, pool, property_of(defect).claims)
 
     failed = {(verdict.claim, verdict.kind) for verdict in verdicts}
@@ -293,13 +291,11 @@ def test_real_subject_is_right_in_the_case_derived_by_hand(defect: Defect, pool:
 
 
 def test_every_family_of_bugs_has_a_planted_defect() -> None:
-    """No family without a defect, no defect without a family."""
     assert {defect.family for defect in defects()} == FAMILIES
 
 
 @each_defect
 def test_each_defect_is_a_subject_with_a_docstring(defect: Defect) -> None:
-    """Its name resolves to a function with a docstring, which takes the case derived by hand and no other."""
     subject = resolve(defect.subject)
 
     assert subject.__doc__, folder_of(defect)
@@ -312,7 +308,6 @@ OTHERS = (LinearCase(world_size=1, style="rowwise"), FetchCase(world_size=1, par
 
 
 def test_names_of_defects_are_unique() -> None:
-    """The table has one row per defect."""
     assert len({defect.name for defect in defects()}) == len(defects())
 
 

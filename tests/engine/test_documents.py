@@ -266,7 +266,6 @@ def test_documented_cases_print_the_documented_output(folder: Path, command: Com
 def test_captured_job_prints_the_documented_verdict(
     folder: Path, command: Command, alone: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On one rank; the second time its last layer gives more than it should."""
     judge = next(each for each in fenced(CAPTURE, "sh")[0].splitlines() if each.startswith("equivtest"))
     for code, block in ((0, shown(CAPTURE, "run: ")), (1, shown(CAPTURE, "ValueMismatch"))):
         with as_in(folder):
@@ -303,7 +302,6 @@ def test_each_wrong_fetch_of_the_documents_prints_the_documented_message(folder:
 
 @pytest.mark.ranks
 def test_example_module_of_the_documents_passes(folder: Path) -> None:
-    """In its own process."""
     ended = subprocess.run(
         [sys.executable, "-m", "equivtest.cli", "run", *CHEAP, "test_block.py"],
         cwd=folder,
@@ -327,7 +325,6 @@ def test_declined_case_prints_the_documented_line(folder: Path, command: Command
 
 @pytest.mark.ranks
 def test_documented_fetch_replaces_the_shipped_subject(folder: Path, command: Command) -> None:
-    """On fewer ranks and in one dtype, which is cheaper; what is shown is the same."""
     right, wrong = shown(SUBJECT, "0 failed, 0 known", "of 8 claims").splitlines()
     message = shown(README, "ValueMismatch")
     planted = message.split(": ")[1]
@@ -346,7 +343,6 @@ def test_documented_fetch_replaces_the_shipped_subject(folder: Path, command: Co
 def test_backend_of_the_tutorial_prints_the_documented_output(
     folder: Path, command: Command, name: str, code: int
 ) -> None:
-    """On one and two ranks, without the cases that must be refused."""
     args = ["run", *CHEAP, *SMOKE, "--world-sizes=1,2", "-k", "not refuses", "--subjects=zero3_fetch_all_gather"]
     outcome = in_process(folder, command, *args, f"--backend={name}", "--import=mypackage.backends")
     green, red, lines = fenced(FIRST_BACKEND, "text")

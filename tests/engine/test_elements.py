@@ -60,12 +60,10 @@ def test_shards_of_the_expected_tensor_have_no_error(layout: Layout, world_size:
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_padding_is_not_judged(world_size: int) -> None:
-    """NaN in the padding of a flat partition is no error."""
     assert judge(placed(Layout((Flat(16),)), world_size)) == (None, 0.0)
 
 
 def test_partial_avg_tensor_is_right_if_the_average_of_its_operands_is_right() -> None:
-    """Under partial(avg) operands that differ are right where their mean is."""
     layout = Layout((Partial("avg"),))
     locals_ = [VALUE.float() - 1, VALUE.float() + 1]
 
@@ -87,7 +85,6 @@ def test_partial_avg_tensor_is_right_if_the_average_of_its_operands_is_right() -
 def test_mismatch_has_local_and_global_index_of_the_wrong_element(
     layout: Layout, world_size: int, rank: int, local_index: tuple[int, ...], global_index: tuple[int, ...]
 ) -> None:
-    """Local for the memory, global for the mathematics; uneven last shards and padding are counted in."""
     mismatch = found(spoil(placed(layout, world_size), rank, local_index, 99.0))
 
     assert (mismatch.rank, mismatch.local_index, mismatch.global_index) == (rank, local_index, global_index)
@@ -105,7 +102,6 @@ def test_partition_of_a_scalar_has_the_empty_global_index() -> None:
 
 
 def test_partial_sum_with_one_operand_twice_is_a_mismatch_by_the_factor_2() -> None:
-    """Under partial(sum) an operand counted twice doubles the value, and the extent says it is reduced."""
     answers = placed(Layout((Partial("sum"),)), 2)
     mismatch = found({**answers, 1: answers[0]})
 
@@ -114,13 +110,11 @@ def test_partial_sum_with_one_operand_twice_is_a_mismatch_by_the_factor_2() -> N
 
 
 def test_error_in_a_tensor_that_must_be_equal_has_an_infinite_margin() -> None:
-    """Equality leaves no room."""
     assert judge(spoil(placed(ROWS, 2), 0, (0, 0), 1.5))[1] == math.inf
 
 
 @pytest.mark.parametrize(("error", "fails"), [(0.25, False), (0.5, False), (0.75, True)])
 def test_margin_is_error_divided_by_allowed_error(error: float, *, fails: bool) -> None:
-    """An error of exactly the allowance still passes."""
     expected = replace(EXPECTED, allowed=torch.full_like(VALUE, 0.5), derivation="half")
     mismatch, margin = judge(spoil(placed(ROWS, 2), 0, (0, 0), 1 + error), expected)
 
@@ -129,7 +123,6 @@ def test_margin_is_error_divided_by_allowed_error(error: float, *, fails: bool) 
 
 @pytest.mark.parametrize("actual", [NAN, math.inf, 1e30])
 def test_any_value_is_right_if_the_allowed_error_is_infinite(actual: float) -> None:
-    """An overflow there proves nothing; the other elements are judged as before."""
     allowed = torch.full_like(VALUE, 0.5)
     allowed[0, 0] = math.inf
     expected = replace(EXPECTED, allowed=allowed)
@@ -161,7 +154,6 @@ def test_bound_of_an_exact_or_empty_tensor_is_never_too_wide(allowed: torch.Tens
 
 
 def test_mismatch_shows_the_element_with_the_largest_ratio_of_error_to_allowed_error() -> None:
-    """Over all ranks, whatever the absolute errors are; error, allowance and its derivation go with it."""
     allowed = torch.full_like(VALUE, 8.0)
     allowed[4] = 0.5
     expected = replace(EXPECTED, allowed=allowed, derivation="as measured")
@@ -172,7 +164,6 @@ def test_mismatch_shows_the_element_with_the_largest_ratio_of_error_to_allowed_e
 
 
 def test_each_element_is_judged_by_its_own_allowed_error() -> None:
-    """Allowances are sharded like values, flat partitions included."""
     allowed = torch.zeros_like(VALUE)
     allowed[4, 0] = 1.0
     expected = replace(EXPECTED, allowed=allowed)
@@ -183,7 +174,6 @@ def test_each_element_is_judged_by_its_own_allowed_error() -> None:
 
 
 def test_nan_in_place_of_an_expected_number_is_wrong() -> None:
-    """Even within a large allowance."""
     expected = replace(EXPECTED, allowed=torch.full_like(VALUE, 1e9))
     mismatch, margin = judge(spoil(placed(ROWS, 2), 0, (0, 0), NAN), expected)
 
@@ -192,7 +182,6 @@ def test_nan_in_place_of_an_expected_number_is_wrong() -> None:
 
 @pytest.mark.parametrize("value", [NAN, math.inf, -math.inf, 0.0])
 def test_nan_and_infinities_are_right_if_they_are_expected(value: float) -> None:
-    """NaN, infinities and zeros are right if they are expected."""
     special = VALUE.clone()
     special[0, 0] = value
 
@@ -201,7 +190,6 @@ def test_nan_and_infinities_are_right_if_they_are_expected(value: float) -> None
 
 @pytest.mark.parametrize(("expected", "actual"), [(NAN, 1.0), (math.inf, 1.0), (math.inf, -math.inf)])
 def test_number_in_place_of_nan_or_infinity_is_wrong(expected: float, actual: float) -> None:
-    """A number is wrong where NaN or an infinity is expected."""
     special = VALUE.clone()
     special[0, 0] = expected
     answers = spoil(placed(ROWS, 2, special), 0, (0, 0), actual)
@@ -226,7 +214,6 @@ def test_signed_zeros_are_equal_by_value() -> None:
     ],
 )
 def test_message_counts_wrong_elements_and_names_their_ranks(world_size: int, ranks: list[int], words: str) -> None:
-    """Local elements of the rank that is shown, then all ranks that are wrong somewhere."""
     answers = placed(ROWS, world_size)
     for rank in ranks:
         answers = spoil(answers, rank, (0, 0), 99.0)
@@ -271,14 +258,12 @@ def test_large_tensor_has_no_drawing() -> None:
 
 @pytest.mark.parametrize("layout", [Layout((Shard(2),)), Layout((Replicate(), Replicate())), Layout((Flat(4),))])
 def test_impossible_layout_is_reported_as_a_shape_mismatch(layout: Layout) -> None:
-    """No such dim, a placement too many, a partition too small: named with the reason."""
     mismatch = shape_mismatch("w", EXPECTED, {0: Placed(VALUE.float(), layout)}, (1,))
 
     assert mismatch is not None and mismatch.actual.startswith(f"{layout}: ") and mismatch.expected == "shard(0)"
 
 
 def test_shard_order_that_names_an_unsharded_axis_is_reported_as_a_shape_mismatch() -> None:
-    """The order must name the axes that are sharded."""
     layout = Layout((Shard(0),), shard_order=(1,))
 
     assert shape_mismatch("w", EXPECTED, {0: Placed(VALUE.float(), layout)}, (1,)) is not None
@@ -294,7 +279,6 @@ def test_shard_order_that_names_an_unsharded_axis_is_reported_as_a_shape_mismatc
     ],
 )
 def test_wrong_shape_or_dtype_is_reported_as_a_mismatch(change: dict[str, object], expected: str, actual: str) -> None:
-    """Local shape under the layout that is reported, dtype, and the global shape if it is stated."""
     answers = placed(ROWS, 2)
     mismatch = shape_mismatch("w", EXPECTED, {**answers, 0: replace(answers[0], **change)}, (2,))
 
@@ -302,7 +286,6 @@ def test_wrong_shape_or_dtype_is_reported_as_a_mismatch(change: dict[str, object
 
 
 def test_missing_tensor_is_reported_as_a_mismatch() -> None:
-    """On the rank that lacks it."""
     mismatch = shape_mismatch("w", EXPECTED, {**placed(ROWS, 2), 1: None}, (2,))
 
     assert mismatch is not None and (mismatch.rank, mismatch.actual) == (1, "none: the subject did not return it")
@@ -310,7 +293,6 @@ def test_missing_tensor_is_reported_as_a_mismatch() -> None:
 
 @pytest.mark.parametrize("name", ["grad.2.bias", "step2.grad.2.bias"])
 def test_mismatch_of_a_missing_gradient_says_that_the_gradient_is_missing(name: str) -> None:
-    """A rank leaves None in .grad if nothing reached the parameter."""
     mismatch = shape_mismatch(name, EXPECTED, {**placed(ROWS, 2), 1: None}, (2,))
 
     assert mismatch is not None
@@ -333,7 +315,6 @@ def test_mismatch_of_a_missing_gradient_says_that_the_gradient_is_missing(name: 
     ],
 )
 def test_mismatch_of_shape_or_dtype_says_what_to_do(name: str, change: dict[str, object], way_out: str) -> None:
-    """If it is a rank's part of a tensor that should be whole, and if only the dtype differs."""
     answers = placed(ROWS, 2)
     mismatch = shape_mismatch(name, EXPECTED, {**answers, 0: replace(answers[0], **change)}, (2,))
 
@@ -341,7 +322,6 @@ def test_mismatch_of_shape_or_dtype_says_what_to_do(name: str, change: dict[str,
 
 
 def test_tensor_without_a_stated_global_shape_passes_the_check_of_shapes() -> None:
-    """A plain local tensor knows no global shape."""
     answers = {rank: replace(one, global_shape=None) for rank, one in placed(ROWS, 3).items()}
 
     assert shape_mismatch("w", EXPECTED, answers, (3,)) is None
@@ -349,7 +329,6 @@ def test_tensor_without_a_stated_global_shape_passes_the_check_of_shapes() -> No
 
 @pytest.mark.parametrize("layouts", [(Layout((Partial(),)), ROWS), (ROWS, Layout((Partial(),)))], ids=str)
 def test_tensor_that_only_some_ranks_call_partial_is_a_shape_mismatch(layouts: tuple[Layout, Layout]) -> None:
-    """If one rank holds an operand and another a shard, there is no value to judge."""
     answers = {rank: placed(layout, 2)[rank] for rank, layout in enumerate(layouts)}
     mismatch = shape_mismatch("w", EXPECTED, answers, (2,))
 
@@ -375,7 +354,6 @@ def test_tensor_that_only_some_ranks_call_partial_is_a_shape_mismatch(layouts: t
 def test_pattern_is_reported_only_if_all_wrong_elements_fit_the_pattern(
     actual: list[float], expected: list[float], pattern: str
 ) -> None:
-    """On one rank or split over two; a single element has no pattern except NaN or zero."""
     parts = [[torch.tensor(each[part]) for each in (actual, expected)] for part in (slice(0, 1), slice(1, None))]
 
     assert pattern_of([(right, wrong, torch.zeros_like(right)) for right, wrong in parts]) == pattern
@@ -403,7 +381,6 @@ def test_factor_between_rounded_values_is_reported_only_if_bounds_make_it_certai
 
 
 def test_pattern_of_wrong_elements_is_reported_beside_right_elements() -> None:
-    """Right ones do not hide it."""
     assert found(spoil(placed(ROWS, 2), 1, (0, 0), 0.0)).pattern == "zero at every wrong element"
 
 

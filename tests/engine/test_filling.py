@@ -66,14 +66,12 @@ def filled(prop: Property, per_cell: int = 9, **fields: Any) -> Counter[Cell]:
     ids=["fetches", "refusals", "without shards", "one dtype"],
 )
 def test_conformance_run_adds_cases_until_every_cell_has_the_required_draws(prop: Property, world_size: int) -> None:
-    """A claim that is judged on some visits only gets them over all dtypes together."""
     found = filled(prop, world_size=world_size)
 
     assert min(found[cell] for cell in cells_of(prop, replace(CHUNK, world_size=world_size))) >= 9
 
 
 def test_conformance_run_requires_no_cell_of_a_dtype_that_the_property_skips() -> None:
-    """Cases are drawn in the dtypes of cells that are short, and of one that is left out there are none to draw."""
     prop = replace(claimed(claims=(equals_unsharded,)), leaves_out=lambda space: dict.fromkeys(space.dtypes[:1], ""))
 
     cells = cells_of(prop, CHUNK)
@@ -82,14 +80,12 @@ def test_conformance_run_requires_no_cell_of_a_dtype_that_the_property_skips() -
 
 
 def test_search_for_additional_cases_ends_although_no_case_can_judge_a_claim() -> None:
-    """On two ranks nothing is judged of one rank."""
     found = filled(claimed(claims=(equals_unsharded, is_the_identity_for_one_rank)))
 
     assert {claim for _, _, claim in found} == {"equals_unsharded"}
 
 
 def test_only_cases_that_add_draws_to_an_unfilled_cell_are_kept() -> None:
-    """About as many as there are cells to fill, of several draws each."""
     cases = filled_cases(claimed(), replace(CHUNK, num_cases=1, per_cell=9))
 
     assert 3 * 4 < len(cases) < 9 * 3 * 4 and len(cases) == len(set(cases))
@@ -102,7 +98,6 @@ def is_small(case: Case, claim: str) -> bool:
 
 
 def test_cases_in_which_the_claim_is_known_to_fail_are_not_added() -> None:
-    """Verdicts of the same cases on another claim count: cases that help no cell are not added."""
     prop, chunk = claimed(), replace(CHUNK, num_cases=1, per_cell=9)
     found, of_all = Counter[Cell](), Counter[Cell]()
     for case in filled_cases(prop, chunk, is_small):
@@ -115,7 +110,6 @@ def test_cases_in_which_the_claim_is_known_to_fail_are_not_added() -> None:
 
 
 def test_cell_is_filled_although_one_drawn_case_in_a_hundred_belongs_to_it() -> None:
-    """Though batches of cases help none; drawn in the dtypes alone that are short of draws."""
     prop, chunk = claimed(claims=(equals_unsharded,)), replace(CHUNK, num_cases=1, per_cell=1)
     found = Counter[Cell]()
 
@@ -130,7 +124,6 @@ def test_cell_is_filled_although_one_drawn_case_in_a_hundred_belongs_to_it() -> 
 
 
 def test_added_cases_record_collectives_only_until_the_claim_on_collectives_has_enough() -> None:
-    """As few as it needs; none is drawn marked, and cases without documented collectives stay unmarked."""
     prop = claimed(cases=unmarked, claims=(equals_unsharded, uses_only_collectives))
     cases = filled_cases(prop, replace(CHUNK, world_size=4, num_cases=20, per_cell=9))
     recorded = [case for case in cases if case.records]
@@ -148,8 +141,6 @@ def unmarked(space: Space) -> SearchStrategy[Case]:
 
 
 def test_added_cases_record_no_collectives_if_the_claim_on_collectives_fails_as_known() -> None:
-    """The case then says what it can say without."""
-
     def is_judged(case: Case, claim: str) -> bool:
         return not case.records
 
@@ -201,10 +192,6 @@ def verdicts_of(kinds: dict[str, int], **fields: Any) -> list[Record]:
 def test_cell_lacks_conclusive_verdicts_if_more_than_one_in_twenty_is_inconclusive(
     kinds: dict[str, int], short: int
 ) -> None:
-    """One in twenty may be inconclusive; a failure concludes, a known one does not.  Nine are needed at once.
-
-    Three in twenty is no chance; and a claim may find nothing to judge in a draw to which it applies.
-    """
     prop, chunk = claimed(claims=(equals_unsharded,)), replace(CHUNK, per_cell=9)
     wanted = {("float16", "empty", "equals_unsharded"): short} if short else {}
 
@@ -218,7 +205,6 @@ def test_cell_with_an_inconclusive_verdict_still_needs_the_required_number_of_dr
 
 
 def test_verdicts_of_another_dtype_or_shard_kind_do_not_fill_a_cell() -> None:
-    """For another dtype, or for other shards."""
     records = verdicts_of({"holds": 99}, dtype="float32") + verdicts_of({"holds": 99}, shard_kind="even")
 
     found = short_of_conclusions(claimed(), replace(CHUNK, per_cell=30), records + verdicts_of({"inconclusive": 1}))

@@ -41,7 +41,6 @@ def calls(pool: Pool, case: FetchCase) -> list[int]:
 
 @pytest.mark.ranks
 def test_case_with_repeats_runs_its_first_draw_twice_in_one_process(pool: Pool) -> None:
-    """Only if the case repeats; new ranks begin to count anew."""
     pool.renew(2)
     assert calls(pool, CASE) == [1, 2, 3]
     assert calls(pool, replace(CASE, repeats=True)) == [4, 5, 6, 7]
@@ -51,7 +50,6 @@ def test_case_with_repeats_runs_its_first_draw_twice_in_one_process(pool: Pool) 
 
 @pytest.mark.ranks
 def test_restarting_a_world_keeps_worlds_of_other_sizes(pool: Pool) -> None:
-    """And a world that was never started needs no renewing."""
     one = replace(CASE, world_size=1, values=(("dense", 0),))
     [before] = calls(pool, one)
     pool.renew(2)
@@ -87,7 +85,6 @@ def run(pool: StubPool, directory: Path, only: Target | None = None) -> Findings
 
 
 def test_message_has_a_history_line_if_the_failure_needs_earlier_cases(tmp_path: Path) -> None:
-    """The message has the number of visits before it in its world, and the first of them."""
     pool = Remembering()
     [failure] = run(pool, tmp_path).failures
     [line] = [line for line in failure.message.splitlines() if line.strip().startswith("history")]
@@ -116,7 +113,6 @@ def test_message_has_no_history_line_if_new_ranks_report_misuse(tmp_path: Path) 
 
 
 def test_failure_found_for_an_audit_is_not_run_again_in_new_ranks(tmp_path: Path) -> None:
-    """An audit asks for its case, not for what ran before."""
     pool = StubPool(lambda case: on_all_ranks(case, "param.0", lambda local: local * 0 + 0.5))
     [failure] = run(pool, tmp_path, only=("equals_unsharded", "value")).failures
 
@@ -125,7 +121,6 @@ def test_failure_found_for_an_audit_is_not_run_again_in_new_ranks(tmp_path: Path
 
 @pytest.mark.ranks
 def test_message_has_a_history_line_if_the_subject_keeps_state_between_cases(pool: Pool, tmp_path: Path) -> None:
-    """Alone in new ranks its smallest case, of one draw, is its first call."""
     subject = "tests.programs.memory:touches_from_the_third_call_on"
     prop = Property(subject, "It is.", "nowhere", fetch_cases, (does_not_touch_its_inputs,))
     [failure] = search(prop, Chunk(1, ("float32",), 0, 8), pool, KnownFailures(), tmp_path).failures
@@ -138,7 +133,6 @@ BREAKS = ["raised", "lost", "timed_out"]
 
 @pytest.mark.parametrize("outcome", BREAKS)
 def test_message_has_no_history_line_if_a_rank_breaks_in_new_processes(tmp_path: Path, outcome: str) -> None:
-    """It is run once more, as any failure; which of its ranks breaks how may differ."""
     outcomes = iter([outcome] * (limits.BROKEN_RUNS - 1))
     pool = StubPool(lambda case: [Reply(rank=rank, outcome=next(outcomes, "lost")) for rank in range(case.world_size)])  # type: ignore[arg-type]
     failures = run(pool, tmp_path).failures
@@ -148,7 +142,6 @@ def test_message_has_no_history_line_if_a_rank_breaks_in_new_processes(tmp_path:
 
 @pytest.mark.parametrize("outcome", BREAKS)
 def test_message_has_a_history_line_if_a_rank_breaks_only_after_earlier_cases(tmp_path: Path, outcome: str) -> None:
-    """The state that other visits left in the processes is the first suspect."""
     visits = iter(range(1000))
     pool = StubPool(
         lambda case: [Reply(rank=0, outcome=outcome)] if next(visits) == 3 else right_replies(case)  # type: ignore[arg-type]

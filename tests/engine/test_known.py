@@ -41,7 +41,6 @@ def test_shipped_list_of_known_failures_is_valid() -> None:
 
 
 def test_known_failure_with_a_misspelt_subject_is_refused(tmp_path: Path) -> None:
-    """One that is like none of ours may be a vendor's."""
     with pytest.raises(Misuse, match=r"entry 1: subject: no subject is called .*; did you mean 'rowwise_linear'"):
         load(tmp_path, subject="'rowise_linear'")
 
@@ -77,7 +76,6 @@ OTHER = LinearCase(
 def test_condition_uses_the_predicate_of_the_nearest_family(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Helpers of a module of predicates, and what it imports, are no predicates."""
     outer, inner = DataParallelCase(world_size=2, style="ddp"), TwoAxisCase(world_size=4, style="hsdp", mesh=(4, 1))
 
     assert asked(inner, "smallest_numel") is asked(outer, "smallest_numel")
@@ -175,7 +173,6 @@ def test_known_failures_are_numbered_separately_for_each_subject(tmp_path: Path)
 
 
 def test_known_failures_list_of_the_user_is_added_to_the_shipped_list(tmp_path: Path) -> None:
-    """Its entries are counted behind all that come with the package, and must fail on every backend."""
     load(tmp_path)
     settings = parse({"known_failures": f"shipped,{tmp_path / 'known.toml'}", "backend": "theirs"})
     *shipped, own = settings.known.of("rowwise_linear")

@@ -114,7 +114,6 @@ def test_local_boxes_on_one_axis_equal_the_shards_of_torchs_dtensor(num_shards: 
 
 @pytest.mark.parametrize("mesh_shape", [(1, 3), (2, 2), (2, 3), (3, 2), (4, 2)])
 def test_local_boxes_on_two_axes_equal_the_shards_of_torchs_dtensor(mesh_shape: tuple[int, int]) -> None:
-    """Twice sharded dims included; of an empty part only the shape counts, it lies nowhere."""
     for shape, pair in itertools.product(itertools.product(SIZES, (1, 4, 5)), itertools.product(PLACEMENTS, repeat=2)):
         layout = Layout(pair)
         for rank in ranks_of(mesh_shape):

@@ -69,7 +69,6 @@ def test_shrinking_a_time_out_uses_a_shorter_time_limit_than_the_final_run(
 
 
 def test_shrinking_a_time_out_reports_no_case_that_ends_within_the_full_limit(tmp_path: Path) -> None:
-    """It had a part of the time; what was found first had all of it."""
     pool = StubPool()
 
     def is_large(case: Case) -> bool:

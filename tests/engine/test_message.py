@@ -34,7 +34,6 @@ VALUE = expect(LINEAR, 0).tensors["param.weight"].value[4, 1].item()
 
 
 def test_headline_names_class_subject_and_tensor() -> None:
-    """Class, subject and tensor, for grep."""
     assert rows(WRONG)[""] == "ValueMismatch: colwise_linear: param.weight differs from the oracle"
 
 
@@ -44,27 +43,23 @@ def test_where_line_has_local_and_global_index() -> None:
 
 
 def test_where_line_has_the_parameters_index_for_an_element_of_a_flat_partition() -> None:
-    """The partition has one dim, the parameter two."""
     verdict = failure(set_element(right_replies(FETCH), 1, "partition.0", (3,), 0.5), FETCH)
 
     assert rows(verdict)["where"] == "rank 1 of 2, local (3,), global (3, 2) of (5, 3), flat(16)"
 
 
 def test_message_shows_expected_and_actual_value_in_full() -> None:
-    """Expected first, each with its source."""
     assert rows(WRONG)["expected"] == f"{VALUE:.9e}   one process, exact"
     assert rows(WRONG)["actual"] == "5.000000000e-01   float32"
 
 
 def test_error_line_shows_the_allowed_error_with_its_derivation() -> None:
-    """Equality, and the bits that make it possible."""
     expected = f"{abs(VALUE - 0.5):.2g}, allowed 0: equal: integers times a power of two, at most "
 
     assert rows(WRONG)["error"].startswith(expected) and rows(WRONG)["error"].endswith(" of 24 bits")
 
 
 def test_error_line_shows_how_many_times_the_error_exceeds_its_bound() -> None:
-    """Error, allowance, how many times, and why so much is allowed."""
     tensors = dict(expect(LINEAR, 0).tensors)
     value = tensors["output"].value
     tensors["output"] = replace(tensors["output"], allowed=torch.full_like(value, 0.25), derivation="4 roundings")
@@ -89,14 +84,12 @@ def test_error_line_shows_a_huge_ratio_as_a_power_of_ten() -> None:
 
 
 def test_extent_line_lists_tensors_that_agree() -> None:
-    """It narrows the search more than what is broken."""
     extent = "1 of 3 local elements; rank 2 only; output, param.bias agree"
 
     assert rows(WRONG)["extent"] == extent
 
 
 def test_extent_line_lists_further_wrong_tensors() -> None:
-    """One tensor is shown, the others are counted."""
     replies = set_element(right_replies(LINEAR), 0, "param.bias", (0,), 0.5)
     verdict = failure(set_element(replies, 2, "param.weight", (0, 1), 0.5))
 
@@ -104,7 +97,6 @@ def test_extent_line_lists_further_wrong_tensors() -> None:
 
 
 def test_message_names_a_tensor_that_is_wrong_on_two_ranks_once() -> None:
-    """It does not differ beside itself."""
     replies = right_replies(LINEAR)
     for rank in (0, 1):
         replies = change_answer(replies, rank, lambda answer: replace(answer, touched=("x: values have changed",)))
@@ -113,7 +105,6 @@ def test_message_names_a_tensor_that_is_wrong_on_two_ranks_once() -> None:
 
 
 def test_message_has_a_pattern_line_only_if_wrong_elements_have_a_pattern() -> None:
-    """And no line without one."""
     verdict = failure(on_all_ranks(LINEAR, "output", lambda local: 3 * local))
 
     assert rows(verdict)["pattern"] == "actual / expected = 3.000 at every wrong element"
@@ -121,7 +112,6 @@ def test_message_has_a_pattern_line_only_if_wrong_elements_have_a_pattern() -> N
 
 
 def test_message_names_claim_mode_seed_and_draw() -> None:
-    """Which claim failed, in which draw."""
     case = replace(LINEAR, values=(("dense", 3), ("wide-x", 7)))
     verdict = replace(failure(on_all_ranks(case, "output", torch.zeros_like), case), draw=1)
 
@@ -129,18 +119,15 @@ def test_message_names_claim_mode_seed_and_draw() -> None:
 
 
 def test_case_line_is_code_that_makes_an_equal_case() -> None:
-    """Pasted, it is the same case."""
     assert from_code(rows(WRONG)["case"]) == LINEAR
 
 
 def test_last_line_has_the_command_that_replays_the_failure() -> None:
-    """If a replay file was written, and only then."""
     assert write_message(WRONG, replay="a/b.json").splitlines()[-1] == "  again     equivtest replay a/b.json"
     assert "again" not in rows(WRONG)
 
 
 def test_message_of_a_layout_mismatch_shows_expected_and_actual_layout() -> None:
-    """No element and no error goes with it."""
     replicated = right_replies(LINEAR)[0].answers[0].tensors["grad.x"].layout
     whole = expect(LINEAR, 0).tensors["grad.weight"].value.float()
     verdict = failure(set_tensor(right_replies(LINEAR), 1, "grad.weight", local=whole, layout=replicated))
@@ -152,7 +139,6 @@ def test_message_of_a_layout_mismatch_shows_expected_and_actual_layout() -> None
 
 
 def test_message_of_a_shape_mismatch_shows_expected_and_actual_shape() -> None:
-    """With the dtypes, and the layout under which the shape is judged."""
     told = rows(failure(set_tensor(right_replies(LINEAR), 0, "output", local=torch.zeros(2, 1))))
 
     assert (told["expected"], told["actual"]) == ("local (2, 2) float32", "local (2, 1) float32")
@@ -160,7 +146,6 @@ def test_message_of_a_shape_mismatch_shows_expected_and_actual_shape() -> None:
 
 
 def test_message_has_a_way_out_line_only_if_a_remedy_is_known() -> None:
-    """And no line without one."""
     tensors = {name: each for name, each in right_replies(LINEAR)[1].answers[0].tensors.items() if name != "grad.x"}
     replies = change_answer(right_replies(LINEAR), 1, lambda answer: replace(answer, tensors=tensors))
 
@@ -169,7 +154,6 @@ def test_message_has_a_way_out_line_only_if_a_remedy_is_known() -> None:
 
 
 def test_message_of_a_replica_mismatch_shows_the_bits_of_two_ranks() -> None:
-    """For both ranks."""
     replies = set_element(on_all_ranks(LINEAR, "grad.x", torch.zeros_like), 2, "grad.x", (0, 1), -0.0)
     verdict = next(v for v in judge_replies("s", LINEAR, replies) if v.kind == "replica")
     told = rows(verdict)
@@ -180,7 +164,6 @@ def test_message_of_a_replica_mismatch_shows_the_bits_of_two_ranks() -> None:
 
 
 def test_message_on_an_exception_shows_the_rank_and_its_traceback() -> None:
-    """Every line of it is part of the message."""
     message = write_message(failure([raised(0), *right_replies(LINEAR)[1:]]))
 
     assert message.splitlines()[:4] == [
@@ -192,7 +175,6 @@ def test_message_on_an_exception_shows_the_rank_and_its_traceback() -> None:
 
 
 def test_message_suggests_a_longer_time_limit_only_if_the_case_timed_out() -> None:
-    """A collective that hung in its probe hung within another limit than a visit's."""
     hung = Finding("all_reduce", "float32", 3, "hung", "rank 0: no answer within 15 s")
     alone = [Reply(rank=rank, outcome="timed_out", detail="no answer within 60 s") for rank in range(3)]
 

@@ -35,7 +35,6 @@ def test_every_subject_of_a_shipped_property_belongs_to_a_family() -> None:
 
 
 def test_every_family_with_a_case_has_an_oracle() -> None:
-    """A variant may have it from the family that it belongs to."""
     families = {family_of(module.__name__) for module in modules_of("case")}
 
     assert families == {family_of(module.__name__) for module in modules_of("oracle")}

@@ -118,7 +118,6 @@ def test_claims_have_the_same_outcome_with_and_without_xdist(pytester: pytest.Py
 def test_failing_search_names_the_claim_whose_item_shows_the_message(
     pytester: pytest.Pytester,
 ) -> None:
-    """The other claim of the property has passed."""
     make_suite(pytester, "a_wrong")
 
     result = run_suite(pytester, "-v")
@@ -165,7 +164,6 @@ def test_run_without_a_conclusive_verdict_does_not_pass(pytester: pytest.Pyteste
 
 
 def test_run_fails_and_lists_first_that_a_collective_is_unsupported(pytester: pytest.Pytester) -> None:
-    """In every profile: other claims hold, so the run has shown something."""
     make_suite(pytester, "a_not_supported", "b")
 
     result = run_suite(pytester, "--dtypes=float16,float32")
@@ -189,7 +187,6 @@ def test_run_fails_and_lists_first_that_a_collective_is_unsupported(pytester: py
 def test_run_with_a_refused_collective_passes_only_if_an_option_allows_it(
     pytester: pytest.Pytester, profile: str, allowed: str, code: int
 ) -> None:
-    """Nor a hole in a conformance run."""
     make_suite(pytester, "a_not_supported", "b")
 
     args = (f"--profile={profile}", "--dtypes=float16,float32", f"--allow-unsupported={allowed}")
@@ -210,7 +207,6 @@ def test_run_in_which_every_collective_was_refused_ends_with_exit_code_2(pyteste
 def test_property_is_left_out_if_it_can_judge_no_dtype_of_the_run(
     pytester: pytest.Pytester, subjects: tuple[str, ...], code: int
 ) -> None:
-    """It is no mistake; if nothing else is judged, nothing is proven."""
     make_suite(pytester, *subjects)
 
     result = run_suite(pytester, "--dtypes=bfloat16")
@@ -224,7 +220,6 @@ def test_property_is_left_out_if_it_can_judge_no_dtype_of_the_run(
 
 
 def test_run_does_not_pass_if_all_properties_require_a_missing_package(pytester: pytest.Pytester) -> None:
-    """Unless other tests of the session have said something."""
     make_suite(pytester, "a")
     pytester.makepyfile(
         test_fake=PROPERTIES.replace("cases=None", "cases=None, requires='no_such_package'") + "a = make('a')"
@@ -346,7 +341,6 @@ def test_pytest_session_ends_if_the_setup_of_ranks_is_broken(pytester: pytest.Py
 def test_misuse_in_one_property_fails_only_the_items_of_the_property(
     pytester: pytest.Pytester, other: str, code: int, workers: str
 ) -> None:
-    """In one line; the exit code is misuse's unless a claim fails."""
     make_suite(pytester, "a_misused", other)
 
     result = run_suite(pytester, UNKNOWN, "-n", workers, subprocess=True)
@@ -359,7 +353,6 @@ def test_misuse_in_one_property_fails_only_the_items_of_the_property(
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_run_reports_a_failure_that_was_found_before_a_misuse(pytester: pytest.Pytester, workers: str) -> None:
-    """The search that it ended counts as not ended."""
     make_suite(pytester, "a_wrong_and_misused")
 
     result = run_suite(pytester, UNKNOWN, "-n", workers, subprocess=True)
@@ -618,7 +611,6 @@ def test_pytest_session_opens_and_closes_one_pool(pytester: pytest.Pytester) -> 
 
 
 def test_each_test_file_gets_new_ranks(pytester: pytest.Pytester) -> None:
-    """Changes by one file's programs in their ranks do not reach the next file's programs."""
     make_suite(pytester, "a")
     (pytester.path / "test_other.py").write_text((pytester.path / "test_fake.py").read_text())
 
@@ -643,7 +635,6 @@ def test_sigterm_closes_the_pool(pytester: pytest.Pytester) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
 @pytest.mark.parametrize("prefix", [[], ["nohup"]], ids=["started directly", "started by nohup"])
 def test_killed_controller_ends_its_workers(prefix: list[str], pytester: pytest.Pytester) -> None:
-    """Also where nohup has them all ignore SIGHUP."""
     make_suite(pytester, "a_hangs")
     command = [*prefix, sys.executable, "-m", "pytest", *plugin_args(), "-n1", UNKNOWN, *W3]
     process = subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -771,7 +762,6 @@ def test_shipped_known_failure_passes_if_its_claim_holds_on_another_backend(
 def test_shipped_known_failure_applies_on_another_backend_only_if_gloo_fails_alike(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, name: str, outcome: str, line: str
 ) -> None:
-    """A failure of the same kind in another place is the backend's own."""
     make_suite(pytester, name)
     text = KNOWN.format(fields="bias=False").replace('subject = "a"', f'subject = "{name}"')
     (pytester.path / "known.toml").write_text(text)
@@ -787,7 +777,6 @@ def test_shipped_known_failure_applies_on_another_backend_only_if_gloo_fails_ali
 def test_items_of_shipped_known_failures_run_only_with_shipped_properties(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It concerns a program that comes with the package, even if both have the subject `module`."""
     make_suite(pytester, "a")
     (pytester.path / "shipped.toml").write_text(KNOWN.format(fields="bias=False"))
     (pytester.path / "own.toml").write_text(KNOWN.format(fields="bias=False"))

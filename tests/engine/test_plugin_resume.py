@@ -76,7 +76,6 @@ def test_search_with_a_truncated_log_line_runs_again(pytester: pytest.Pytester) 
 
 
 def test_failure_of_an_interrupted_run_is_judged_again(pytester: pytest.Pytester) -> None:
-    """Its replay file belongs to the new report."""
     make_suite(pytester, "a_wrong")
     run_suite(pytester, "--world-sizes=2,3", "--report=out")
     (pytester.path / "log").unlink()
@@ -193,7 +192,6 @@ def test_resume_after_an_edited_list_of_known_failures_is_refused(pytester: pyte
 
 
 def test_resumed_run_also_runs_searches_that_the_interrupted_run_had_deselected(pytester: pytest.Pytester) -> None:
-    """An interrupted run with -k planned fewer searches, and a failure in the others must reach the claims."""
     make_suite(pytester, "a_wrong")
     run_suite(pytester, "--world-sizes=2,3", "--report=out", "-k", "w2")
 

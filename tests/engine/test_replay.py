@@ -39,17 +39,14 @@ def rewrite(file: Path, **fields: Any) -> Path:
 
 
 def test_replay_file_is_named_after_its_failure(file: Path) -> None:
-    """Subject, claim and kind, in a folder made for it."""
     assert file.name.startswith("package.module.mine-equals_unsharded-value-") and file.suffix == ".json"
 
 
 def test_repeated_failure_overwrites_its_replay_file(file: Path) -> None:
-    """Another run overwrites it."""
     assert write_replay(VERDICT, Backend(), file.parent) == file
 
 
 def test_different_failures_have_different_replay_files(file: Path) -> None:
-    """With another claim, kind or case."""
     others = [
         judge_replies("package.module:mine", LINEAR, drop_tensor(right_replies(LINEAR), 0, name))[index]
         for index, name in ((0, "output"), (1, "grad.x"))
@@ -68,21 +65,18 @@ def test_replay_file_has_subject_case_message_and_releases(file: Path) -> None:
 
 
 def test_replay_file_keeps_the_backend(tmp_path: Path) -> None:
-    """With its device, imports and start."""
     backend = Backend("fake", "cpu", ("json",), "spawn")
 
     assert backend_of(read_replay(write_replay(VERDICT, backend, tmp_path))) == backend
 
 
 def test_replay_of_a_case_that_still_fails_shows_its_message(file: Path) -> None:
-    """With the present message and the command."""
     fails, message = again(file, WRONG)
 
     assert fails and message == write_message(VERDICT, replay=str(file))
 
 
 def test_replay_says_that_the_claim_now_holds_if_the_case_no_longer_fails(file: Path) -> None:
-    """With the case in which the claim now holds."""
     assert again(file, right_replies(LINEAR)) == (
         False,
         f"package.module:mine: equals_unsharded holds in {LINEAR!r}",
@@ -90,19 +84,16 @@ def test_replay_says_that_the_claim_now_holds_if_the_case_no_longer_fails(file: 
 
 
 def test_replay_ignores_other_failing_claims(file: Path) -> None:
-    """The file is about one claim."""
     assert not again(file, drop_tensor(right_replies(LINEAR), 0, "grad.x"))[0]
 
 
 def test_replay_counts_a_raising_or_lost_rank_as_a_failure(file: Path) -> None:
-    """The claim cannot hold there."""
     fails, message = again(file, [raised(0), *right_replies(LINEAR)[1:]])
 
     assert fails and message.startswith("RankRaised")
 
 
 def test_replay_runs_the_case_of_the_replay_file(file: Path) -> None:
-    """To the last field."""
     pool = StubPool()
     replay(read_replay(file), cast(Pool, pool))
 
@@ -117,14 +108,12 @@ def test_replay_runs_the_case_of_the_replay_file(file: Path) -> None:
     ],
 )
 def test_replay_file_of_another_version_is_refused(file: Path, fields: dict[str, Any], message: str) -> None:
-    """With the way out."""
     with pytest.raises(Misuse, match=message):
         read_replay(rewrite(file, **fields))
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b'{"schema": 1}'])
 def test_broken_replay_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    """It is named."""
     path = tmp_path / "broken.json"
     path.write_bytes(content)
 
@@ -133,19 +122,16 @@ def test_broken_replay_file_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 def test_missing_replay_file_is_refused(tmp_path: Path) -> None:
-    """With the system's reason."""
     with pytest.raises(Misuse, match="cannot be read: No such file or directory"):
         read_replay(tmp_path / "none.json")
 
 
 def test_replay_file_with_a_broken_backend_is_refused(file: Path) -> None:
-    """Before anything is started on it."""
     with pytest.raises(Misuse, match="backend is broken"):
         backend_of(read_replay(rewrite(file, backend={"name": 3})))
 
 
 def test_replay_file_with_a_broken_case_is_refused(file: Path) -> None:
-    """Before any rank hears of it."""
     pool = StubPool()
 
     with pytest.raises(Misuse, match="unknown case class 'Other'"):

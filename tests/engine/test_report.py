@@ -117,7 +117,6 @@ def test_failures_of_torch_on_another_backend_are_listed() -> None:
 
 
 def test_claim_mostly_inconclusive_on_real_values_is_a_hole_in_coverage() -> None:
-    """Exact values and other claims in that cell do not change that."""
     assert cells_of("inconclusive", "real-cancelling", 2, 3).holes(["float32"]) == [
         "world size 3, float32, uneven shards, equals_unsharded on real values: 3 inconclusive, 2 holds"
     ]
@@ -227,7 +226,6 @@ def test_shard_kind_with_only_known_failures_is_a_hole_in_coverage_if_required()
 
 
 def test_cell_is_covered_if_any_of_its_claims_is_conclusive() -> None:
-    """A cell is conclusive by any claim; what no visit judged is still reported as not run."""
     kinds = {"equals_unsharded": "holds"}
     counted = tally(*(record(shard_kind=kind, verdicts=kinds) for kind in ("even", "uneven", "empty")))
 
@@ -468,7 +466,6 @@ def test_report_page_lists_unsupported_collectives_with_reasons() -> None:
 
 
 def test_summary_lists_unsupported_collectives_once() -> None:
-    """However many verdicts are open for it, and however narrow the terminal is."""
     lacking = [of_kind("not_supported", draw=draw, lacking=f"rank 1: {'all_gather ' * 20}raised") for draw in (0, 1)]
     lines = summarize([tally(*lacking)], seconds=1, width=80)
     assert [line for line in lines if line.startswith("unsupp ")] == [
@@ -483,7 +480,6 @@ def declined(reason: str, number: int = 0, world_size: int = 3) -> Record:
 
 
 def test_summary_lists_declined_cases_and_unsupported_collectives() -> None:
-    """The number of cases, and the most frequent reason."""
     cases = [declined("3 heads", number) for number in range(2)] + [declined("an odd batch", 2)]
     lines = summarize([tally(record(), of_kind("not_supported", lacking="no"), *cases)], seconds=1, width=40)
 
@@ -515,7 +511,6 @@ def test_summary_warns_of_a_property_with_only_declined_or_open_cases(kind: str,
 
 
 def test_cell_whose_cases_the_program_declined_is_no_hole_in_coverage() -> None:
-    """An empty one is."""
     counted = tally(declined("3 heads"), conclusive_shards=("uneven",))
 
     assert counted.holes(["float32"]) == []

@@ -73,7 +73,6 @@ def hanging(pytester: pytest.Pytester, workers: int) -> Iterator[subprocess.Pope
 
 
 def test_run_removes_only_the_report_files_of_an_earlier_run(pytester: pytest.Pytester, out: Path) -> None:
-    """Its replay files, and what this run writes elsewhere."""
     run_suite(pytester, *ARGS, "--junitxml=mine.xml")
 
     assert not (out / REPLAY).exists() and not (out / "junit.xml").exists()
@@ -92,7 +91,6 @@ def test_report_folder_of_a_green_run_has_no_failures_folder(pytester: pytest.Py
 def test_session_without_a_run_does_not_change_the_folder(
     pytester: pytest.Pytester, out: Path, args: list[str]
 ) -> None:
-    """Nor is one whose options are refused."""
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
     run_suite(pytester, *ARGS, *args)
@@ -105,7 +103,6 @@ def test_session_without_a_run_does_not_change_the_folder(
 def test_report_of_an_interrupted_run_begins_with_the_interruption(
     pytester: pytest.Pytester, out: Path, number: signal.Signals, word: str, workers: int
 ) -> None:
-    """Before its first search has ended, too: nothing of an earlier report is left."""
     with hanging(pytester, workers) as process:
         if number == signal.SIGINT:
             os.killpg(process.pid, number)
@@ -120,7 +117,6 @@ def test_report_of_an_interrupted_run_begins_with_the_interruption(
 
 
 def test_report_of_a_killed_run_says_when_it_began(pytester: pytest.Pytester, out: Path) -> None:
-    """With its process and time."""
     with hanging(pytester, 0) as process:
         process.kill()
         process.communicate(timeout=LIMIT_S)
@@ -157,7 +153,6 @@ def test_report_of_a_broken_set_up_begins_with_the_reason(pytester: pytest.Pytes
 def test_report_of_a_run_that_stops_at_its_first_failure_is_marked_incomplete(
     pytester: pytest.Pytester, out: Path
 ) -> None:
-    """Though what it knows of has ended, the rest never began."""
     make_suite(pytester, "a_wrong", "b")
 
     run_suite(pytester, *ARGS, "-x", "-n1", "--maxschedchunk=1", subprocess=True)
@@ -175,7 +170,6 @@ def test_report_of_a_run_without_a_property_is_marked_incomplete(pytester: pytes
 
 
 def test_report_folder_refuses_a_second_run_at_the_same_time(pytester: pytest.Pytester, out: Path) -> None:
-    """The second is refused in one line that names the first, and changes nothing; a killed one blocks no run."""
     with hanging(pytester, 0) as process:
         found = environment_of(out)
         result = run_suite(pytester, *ARGS)
@@ -201,7 +195,6 @@ def test_report_folder_can_be_used_again_after_its_run(tmp_path: Path) -> None:
 
 
 def test_failed_write_keeps_the_previous_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If its place cannot be taken, no other file is left beside it."""
     write_whole(tmp_path / "file", b"earlier")
     (tmp_path / "folder").mkdir()
     monkeypatch.setattr(Path, "replace", lambda *names: (_ for _ in ()).throw(OSError("no")))
@@ -213,7 +206,6 @@ def test_failed_write_keeps_the_previous_file(tmp_path: Path, monkeypatch: pytes
 
 
 def test_file_that_was_left_half_written_is_removed(tmp_path: Path) -> None:
-    """The next run removes it; a file with another name belongs to the user."""
     for name in (".equivtest-17.part", "failures/.equivtest-17.part", ".equivtest-mine.part"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")

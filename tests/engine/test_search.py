@@ -134,7 +134,6 @@ def entry(claim: str, kind: str, *where: Condition, case: Case = SMALLEST) -> Kn
 
 
 def test_search_of_a_right_subject_runs_each_case_once_and_finds_no_failure(tmp_path: Path) -> None:
-    """Every case was run once and has its record; no file is written."""
     pool = stub()
     findings = run(pool, tmp_path / "failures")
 
@@ -144,7 +143,6 @@ def test_search_of_a_right_subject_runs_each_case_once_and_finds_no_failure(tmp_
 
 
 def test_two_failures_are_shrunk_separately(tmp_path: Path) -> None:
-    """Neither one's smallest case shows the other."""
     findings = run(stub(wrong_second_value, touches_three), tmp_path, chunk=replace(CHUNK, world_size=1))
 
     assert {"equals_unsharded", "does_not_touch_its_inputs"} <= {claim for claim, _ in targets(findings)}
@@ -153,7 +151,6 @@ def test_two_failures_are_shrunk_separately(tmp_path: Path) -> None:
 
 
 def test_failure_that_also_occurs_on_gloo_and_the_cpu_counts_as_known(tmp_path: Path) -> None:
-    """Cases without a failure do not run there."""
     gloo = stub(wrong_second_value)
     findings = against_gloo(stub(wrong_second_value), gloo, tmp_path)
     known = {reason for record in findings.records for reason in record.known.values()}
@@ -298,7 +295,6 @@ def test_failure_is_torchs_only_if_each_wrong_tensor_is_wrong_alike_on_gloo(
 
 
 def test_search_that_ends_with_misuse_reports_the_failure_found_before(tmp_path: Path) -> None:
-    """The mistake ends the search; the failure is shrunk past further cases of it."""
     pool = stub(wrong_second_value, misused_for_three)
     first = FetchCase(world_size=1, parameters=((2,), (3,)), requires_grad=(True, True))
     second = FetchCase(world_size=1, parameters=((2,), (3,), (1,)), requires_grad=(True, True, True))
@@ -323,7 +319,6 @@ def test_failure_is_shrunk_only_in_worlds_that_the_property_supports(tmp_path: P
 
 
 def test_search_for_one_failure_stops_once_it_is_found_and_shrunk(tmp_path: Path) -> None:
-    """The rest of the chunk does not run."""
     everything = run(stub(wrong_second_value, touches_three), tmp_path)
     prop = one_draw(claimed())
     pool = cast(Pool, stub(wrong_second_value, touches_three))
@@ -336,7 +331,6 @@ def test_search_for_one_failure_stops_once_it_is_found_and_shrunk(tmp_path: Path
 
 @pytest.mark.ranks
 def test_search_for_one_failure_leaves_its_ranks_alive(pool: Pool, tmp_path: Path) -> None:
-    """No case runs ahead of the one that ends it."""
     wanted, case = ("equals_unsharded", "value"), FetchCase(world_size=2)
     prop = claimed("tests.defects.zero3_fetch.collectives:parameters_averaged")
     with Pool(beside=pool) as new:
@@ -350,7 +344,6 @@ def test_search_for_one_failure_leaves_its_ranks_alive(pool: Pool, tmp_path: Pat
 def test_search_for_one_failure_stops_judging_at_the_failing_claim_and_draw(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its cases before are judged whole."""
     wanted = ("does_not_touch_its_inputs", "touched")
     judged: list[tuple[set[str], set[int]]] = []
 
@@ -370,7 +363,6 @@ def test_search_for_one_failure_stops_judging_at_the_failing_claim_and_draw(
 
 
 def test_search_with_is_enough_stops_at_the_first_case_that_is_enough(tmp_path: Path) -> None:
-    """At the first sufficient case, in the world of the failure."""
     pool = stub(touches_three)
 
     def is_enough(case: Case) -> bool:
@@ -401,7 +393,6 @@ def test_search_with_is_enough_tries_smaller_worlds(tmp_path: Path) -> None:
 
 
 def test_two_kinds_of_failure_of_one_claim_are_shrunk_separately(tmp_path: Path) -> None:
-    """A missing tensor, which hides values in the same case, and a wrong value."""
     findings = run(stub(wrong_second_value, missing_third), tmp_path, claims=(equals_unsharded,))
     numbers = {f.kind: len(cast(FetchCase, from_code(f.case)).parameters) for f in findings.failures}
 
@@ -409,7 +400,6 @@ def test_two_kinds_of_failure_of_one_claim_are_shrunk_separately(tmp_path: Path)
 
 
 def test_failure_has_a_message_that_names_its_replay_file(tmp_path: Path) -> None:
-    """The file is the one that the message names."""
     [failure] = run(stub(touches_three), tmp_path).failures
 
     assert failure.message.startswith("InputTouched: mine:fetch: param.0")
@@ -418,7 +408,6 @@ def test_failure_has_a_message_that_names_its_replay_file(tmp_path: Path) -> Non
 
 
 def test_failure_that_only_an_example_shows_is_reported_without_shrinking(tmp_path: Path) -> None:
-    """The strategy does not draw it, so it cannot be shrunk."""
     odd = FetchCase(world_size=2, parameters=((77,),))
     pool = stub(lambda case, replies: touches_three(case, replies) if case.parameters == odd.parameters else replies)
     [failure] = run(pool, tmp_path, examples=(odd,)).failures
@@ -431,7 +420,6 @@ def test_failure_that_only_an_example_shows_is_reported_without_shrinking(tmp_pa
 
 @pytest.mark.parametrize("neighbour", [touches_three, missing_third], ids=["another claim", "another kind"])
 def test_known_failure_does_not_hide_another_failure(tmp_path: Path, neighbour: Change) -> None:
-    """It is recorded as known with its reason; what fails beside it is found all the same."""
     known = KnownFailures((entry("equals_unsharded", "value"), entry("agrees_on_all_ranks", "replica")))
     findings = run(stub(wrong_second_value, neighbour), tmp_path, known=known)
     records = [record for record in findings.records if record.verdicts["equals_unsharded"] == "known"]
@@ -443,7 +431,6 @@ def test_known_failure_does_not_hide_another_failure(tmp_path: Path, neighbour: 
 
 
 def test_two_known_failures_of_different_kinds_apply_to_one_claim(tmp_path: Path) -> None:
-    """The second entry is found though the first covers the case too."""
     known = KnownFailures(
         (
             entry("equals_unsharded", "shape"),
@@ -458,7 +445,6 @@ def test_two_known_failures_of_different_kinds_apply_to_one_claim(tmp_path: Path
 
 
 def test_shrinking_avoids_cases_that_are_known_to_fail(tmp_path: Path) -> None:
-    """Shrinking does not end in a case that is known to fail."""
     where = Condition("world_size", "==", 1)
     known = KnownFailures((entry("does_not_touch_its_inputs", "touched", where),))
     findings = run(stub(touches_three), tmp_path, known=known)
@@ -468,7 +454,6 @@ def test_shrinking_avoids_cases_that_are_known_to_fail(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["raised", "lost", "timed_out"])
 def test_case_covered_by_a_known_failure_that_breaks_ranks_does_not_run(tmp_path: Path, kind: str) -> None:
-    """Neither in the search nor while shrinking; its record says why."""
     known = KnownFailures((entry("equals_unsharded", kind, Condition("dtype", "==", "float32")),))
     pool = stub(touches_three)
     findings = run(pool, tmp_path, known=known)
@@ -494,8 +479,6 @@ def test_shrinking_tries_smaller_worlds_first(tmp_path: Path) -> None:
 
 
 def test_shrinking_keeps_several_ranks_if_the_failure_on_one_rank_has_another_cause(tmp_path: Path) -> None:
-    """Both failures have the same claim and kind; only the one on two ranks has the cause of the first."""
-
     def on_one_rank(case: FetchCase, replies: list[Reply]) -> list[Reply]:
         return set_element(replies, 0, "param.0", (0,) * len(case.parameters[0]), float("nan"))
 
@@ -512,8 +495,6 @@ def test_shrinking_keeps_several_ranks_if_the_failure_on_one_rank_has_another_ca
 
 
 def test_message_names_another_wrong_tensor_that_the_failure_had_before_shrinking(tmp_path: Path) -> None:
-    """The first case has a wrong second parameter alone, the smallest a wrong first one."""
-
     def wrong_first_value(case: FetchCase, replies: list[Reply]) -> list[Reply]:
         return set_element(replies, 0, "param.0", (0,), float("nan")) if len(case.parameters) == 1 else replies
 
@@ -541,8 +522,6 @@ def test_shrinking_uses_only_the_world_sizes_and_dtypes_of_the_run(tmp_path: Pat
 
 
 def test_property_draws_no_case_of_a_world_size_outside_the_run(tmp_path: Path) -> None:
-    """It may have none there, and need not say so by Misuse."""
-
     def cases_of_three(space: Space) -> SearchStrategy[Case]:
         return {(3,): fetch_cases(space)}[space.world_sizes]
 
@@ -554,7 +533,6 @@ def test_property_draws_no_case_of_a_world_size_outside_the_run(tmp_path: Path) 
 
 
 def test_shrinking_a_module_uses_only_the_shapes_of_its_property(tmp_path: Path) -> None:
-    """In the world sizes of the run."""
     shapes = ((7, 2), (5, 3), (1, 4))
     prop = one_draw(module_property("torch.nn:Identity", "mine:whole", shapes, batch="whole"))
     pool = StubPool(lambda case: set_element(right_replies(case), 0, "output", (0, 0), float("nan")))
@@ -568,7 +546,6 @@ def test_shrinking_a_module_uses_only_the_shapes_of_its_property(tmp_path: Path)
 
 
 def test_failure_that_needs_three_ranks_is_shrunk_on_three_ranks(tmp_path: Path) -> None:
-    """After every smaller world of several ranks was tried, with fewer cases."""
     pool = stub(touches_three, from_world=3)
     findings = run(pool, tmp_path, chunk=replace(CHUNK, world_size=3))
     tried = [case.world_size for case in pool.seen]
@@ -578,8 +555,6 @@ def test_failure_that_needs_three_ranks_is_shrunk_on_three_ranks(tmp_path: Path)
 
 
 def test_failure_found_while_shrinking_another_failure_is_reported(tmp_path: Path) -> None:
-    """It fails only in worlds of two ranks, which the search itself never uses."""
-
     def wrong_on_two(case: FetchCase, replies: list[Reply]) -> list[Reply]:
         return drop_tensor(replies, 0, "param.0") if case.world_size == 2 else replies
 
@@ -591,7 +566,6 @@ def test_failure_found_while_shrinking_another_failure_is_reported(tmp_path: Pat
 def test_shrinking_past_its_time_limit_uses_only_results_of_cases_that_already_ran(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No case is run any more but the failure's own, in new ranks; and it is one that was seen."""
     monkeypatch.setattr(limits, "SHRINK_S", -1.0)
     pool = stub(touches_three)
     [failure] = run(pool, tmp_path).failures
@@ -601,7 +575,6 @@ def test_shrinking_past_its_time_limit_uses_only_results_of_cases_that_already_r
 
 
 def test_case_runs_once_during_search_and_shrinking(tmp_path: Path) -> None:
-    """Failures are shrunk from what all have seen; at the end each runs once more in new ranks."""
     pool = stub(wrong_second_value, touches_three)
     failures = run(pool, tmp_path).failures
 
@@ -611,7 +584,6 @@ def test_case_runs_once_during_search_and_shrinking(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("outcome", "limit_s"), [("timed_out", limits.SHRINK_CASE_S), ("lost", limits.CASE_S)])
 def test_time_out_is_shrunk_under_a_shorter_time_limit(tmp_path: Path, outcome: str, limit_s: float) -> None:
-    """Every try costs the limit."""
     pool = StubPool(lambda case: [Reply(rank=0, outcome=outcome), *right_replies(case)[1:]])  # type: ignore[arg-type]
     [failure] = run(pool, tmp_path).failures
 
@@ -631,7 +603,6 @@ def test_message_of_a_shrunk_time_out_names_the_limits_before_and_during_shrinki
 
 
 def test_search_stops_early_after_several_runs_in_which_ranks_broke(tmp_path: Path) -> None:
-    """Each costs a world; the failure is reported, and shrunk."""
     pool = StubPool(lambda case: [raised(rank) for rank in range(case.world_size)])
     findings = run(pool, tmp_path)
 
@@ -680,7 +651,6 @@ def test_array_row_counts_as_covered_only_after_its_case_ran(tmp_path: Path) -> 
 
 
 def test_record_of_a_draw_has_its_case_seed_verdicts_and_margins(tmp_path: Path) -> None:
-    """One per draw, plain data, with every claim's kind and margin."""
     pool = StubPool(right_replies)
     findings = search(claimed(), replace(CHUNK, num_cases=3), cast(Pool, pool), NOTHING, tmp_path)
     first = findings.records[0]
@@ -694,7 +664,6 @@ def test_record_of_a_draw_has_its_case_seed_verdicts_and_margins(tmp_path: Path)
 
 
 def test_record_of_real_values_has_the_margin_of_each_tensor(tmp_path: Path) -> None:
-    """Right values rounded once: some margin, below one; exact values have none."""
     prop = claimed(cases=lambda space: linear_cases(space, style="colwise"))
     records = search(prop, CHUNK, cast(Pool, StubPool(right_replies)), NOTHING, tmp_path).records
     margins = {mode: [r.tensor_margins for r in records if r.mode == mode] for mode in ("dense", "real")}
@@ -707,7 +676,6 @@ def test_record_of_real_values_has_the_margin_of_each_tensor(tmp_path: Path) -> 
 def test_cells_that_are_often_inconclusive_are_judged_on_further_cases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_open: int, num_cells_open: int
 ) -> None:
-    """Until few of their verdicts are open; the search ends if that is impossible."""
     rest = iter([True] * num_open)
     monkeypatch.setattr("equivtest.verdicts.values.is_too_wide", lambda expected: next(rest, False))
     prop = claimed(cases=lambda space: linear_cases(space, style="colwise"), claims=(equals_unsharded,))
@@ -725,7 +693,6 @@ def test_cells_that_are_often_inconclusive_are_judged_on_further_cases(
 
 
 def test_search_that_stopped_early_adds_no_cases_to_fill_cells(tmp_path: Path) -> None:
-    """A search that was cut short has cells without conclusions."""
     pool = StubPool(lambda case: [raised(rank) for rank in range(case.world_size)])
     findings = run(pool, tmp_path, chunk=replace(CHUNK, num_cases=1, per_cell=9))
 
@@ -741,7 +708,6 @@ def test_infinite_margin_is_recorded_as_the_largest_float(tmp_path: Path) -> Non
 
 
 def test_unsupported_case_is_recorded_and_is_no_failure(tmp_path: Path) -> None:
-    """Nor does it hold."""
     pool = StubPool(
         lambda case: [Reply(rank=r, outcome="not_supported", error_text="no") for r in range(case.world_size)]
     )
@@ -757,7 +723,6 @@ def test_unsupported_case_is_recorded_and_is_no_failure(tmp_path: Path) -> None:
 
 @pytest.mark.ranks
 def test_two_bugs_of_a_real_subject_are_found_shrunk_and_replayed(pool: Pool, tmp_path: Path) -> None:
-    """From a property to replay files, each of which fails again, and holds for a right subject."""
     findings = search(claimed("tests.programs.search:two_bugs"), CHUNK, pool, NOTHING, tmp_path)
 
     assert targets(findings) == {("equals_unsharded", "value"), ("does_not_touch_its_inputs", "touched")}
@@ -773,7 +738,6 @@ def test_two_bugs_of_a_real_subject_are_found_shrunk_and_replayed(pool: Pool, tm
 
 @pytest.mark.ranks
 def test_search_on_real_ranks_finds_no_failure_of_a_right_subject(pool: Pool, tmp_path: Path) -> None:
-    """No failure is made up."""
     chunk = replace(CHUNK, num_cases=5)
     findings = search(claimed("zero3_fetch_all_reduce"), chunk, pool, NOTHING, tmp_path)
 

@@ -58,7 +58,6 @@ def failing_pool(clock: Clock, outcome: Outcome, cost_s: float) -> StubPool:
 def test_shrinking_begins_no_case_after_the_end_of_its_time_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome, cost_s: float
 ) -> None:
-    """A begun try is awaited: a failure takes at most the budget and one try."""
     clock = Clock(monkeypatch)
     pool = failing_pool(clock, outcome, cost_s)
     [failure] = run(pool, tmp_path).failures
@@ -69,7 +68,6 @@ def test_shrinking_begins_no_case_after_the_end_of_its_time_budget(
 
 
 def test_each_failure_has_a_separate_time_budget_for_shrinking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failure that hangs does not use up another failure's budget."""
     clock = Clock(monkeypatch)
 
     def answer(case: Case) -> list[Reply]:
@@ -110,7 +108,6 @@ def counted(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pool,
 def test_shrinking_the_death_of_a_rank_starts_one_world_for_each_death(
     counted: tuple[Pool, list[int], list[list[Reply]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A world starts for each size and after each death, and two more for the runs that explain the failure."""
     pool, worlds, tries = counted
     monkeypatch.setattr(limits, "SHRINK_S", 600.0)
     findings = run(pool, tmp_path, "tests.programs.search:dies_of_three")
@@ -128,7 +125,6 @@ def test_shrinking_the_death_of_a_rank_starts_one_world_for_each_death(
 def test_shrinking_a_hang_ends_within_its_time_budget(
     counted: tuple[Pool, list[int], list[list[Reply]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each try lasts its limit at least: so many fit into the budget, and fewer on a slow machine."""
     pool, _, tries = counted
     for name, value in {"BROKEN_RUNS": 1, "SHRINK_CASE_S": 0.5, "SHRINK_S": 2.0}.items():
         monkeypatch.setattr(limits, name, value)

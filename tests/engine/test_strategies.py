@@ -50,7 +50,6 @@ def test_most_cases_have_several_draws(name: str, num_draws: int) -> None:
 
 @pytest.mark.parametrize("name", ["colwise_linear", "rowwise_linear"])
 def test_over_a_third_of_linear_draws_have_real_values(name: str) -> None:
-    """And some of every kind of real values in every world."""
     modes = Counter((case.world_size, mode) for case in run_of(name) for mode, _ in case.values)
     real = {key: count for key, count in modes.items() if key[1] in REAL_MODES}
 
@@ -219,7 +218,6 @@ def test_about_one_fetch_case_in_eight_records_collectives(name: str) -> None:
 
 
 def test_fetch_case_records_collectives_only_if_it_names_a_collective() -> None:
-    """An unnamed collective has no documentation."""
     named = drawn(fetch_cases(SPACE, collective="all_reduce"), 60)
 
     assert {case.collective for case in named} == {"all_reduce"} and any(case.records for case in named)
@@ -231,7 +229,6 @@ def test_mesh_of_part_of_the_processes_shrinks_to_the_second_process_alone() -> 
 
 
 def test_mesh_of_six_ranks_has_all_processes_in_order_or_reversed() -> None:
-    """No process is left out there: a soak has worlds of up to eight."""
     cases = drawn(STRATEGIES["deepspeed_fetch_all_gather"](Space((6,), limits.DTYPES)), 40)
 
     assert {case.members for case in cases} == {(), (5, 4, 3, 2, 1, 0)}

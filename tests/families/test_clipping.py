@@ -94,7 +94,6 @@ def test_norm_of_the_ranks_norms_is_within_the_bound(dtype: str, axes: tuple[int
 
 @each_dtype
 def test_bound_of_the_total_norm_is_a_few_roundings_wide(dtype: str) -> None:
-    """Far less than what any rank's share is of the whole."""
     found = norm_of(gradients_of(dtype, 0), "2", dtype, (2, 2))
     eps = float(torch.finfo(DTYPES[dtype]).eps)
 

@@ -60,7 +60,6 @@ test_error_for_an_invalid_case_names_the_invalid_field = refuses(
 
 
 def test_collectives_of_one_kind_take_operands_from_one_tensor() -> None:
-    """A part for every rank of each size."""
     case = case_of(collectives=("all_reduce_max", "broadcast", "reduce_min"))
 
     assert case.given_names() == ("compared", "moved")
@@ -87,7 +86,6 @@ def test_table_of_collectives_lists_exactly_the_functions_that_can_run() -> None
 @each_dtype
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5, 7, 8, 61, 64])
 def test_operands_of_reductions_can_be_reduced_exactly(world_size: int, dtype: str) -> None:
-    """In any order: the oracle proves it, or raises."""
     case = CollectivesCase(world_size=world_size, dtype=dtype, collectives=ALL, numels=(5,))
     given = draw(case, 0)
 
@@ -98,7 +96,6 @@ def test_operands_of_reductions_can_be_reduced_exactly(world_size: int, dtype: s
 
 @each_dtype
 def test_copied_and_compared_values_use_all_bits_of_the_dtype(dtype: str) -> None:
-    """Odd integers of as many bits as the dtype has."""
     given = draw(case_of(dtype=dtype, numels=(1000,)), 0)
     largest = 2 ** round(1 - math.log2(torch.finfo(DTYPES[dtype]).eps))
 
@@ -207,7 +204,6 @@ def test_special_values_are_copied_with_every_bit() -> None:
 @each_dtype
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8, 64])
 def test_special_values_give_infinite_sums_largest_sums_and_ordinary_sums(world_size: int, dtype: str) -> None:
-    """In any order: the oracle proves it, or raises."""
     names = ("all_reduce_sum", "all_reduce_premul", "all_reduce_max", "all_reduce_min")
     case = CollectivesCase(
         world_size=world_size, dtype=dtype, collectives=names, numels=(24,), values=(("special", 1),)
@@ -249,7 +245,6 @@ class Adds:
 def test_int64_result_that_is_off_by_one_is_wrong(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
-    """The error is smaller than the rounding of the answer, which is the result as whole numbers."""
     case = CollectivesCase(world_size=1, dtype=dtype, collectives=("int64_all_reduce_sum",), numels=(9,))
     right = answer(case, alone)["int64_all_reduce_sum"]
     assert same_bits(right, draw(case, 0)["counted"][0])
@@ -381,7 +376,6 @@ class Unwilling:
 def test_error_within_a_collective_is_raised_again_with_the_name_of_the_collective(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception]
 ) -> None:
-    """A refusal is that the backend lacks it; anything else is a failure."""
     monkeypatch.setattr(dist, "all_to_all_single", Unwilling(error))
     text = f"all_to_all_single of float16 raised {type(error).__name__}: {error}"
 
@@ -423,7 +417,6 @@ def test_case_sets_the_order_in_which_collectives_begin_and_end(
 
 
 def test_collectives_may_be_waited_for_in_reverse_order(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each answer is its own call's all the same."""
     waited: list[int] = []
 
     def all_reduce(tensor: torch.Tensor, **_: object) -> SimpleNamespace:
@@ -440,8 +433,6 @@ def test_collectives_may_be_waited_for_in_reverse_order(alone: DeviceMesh, monke
 def test_collective_that_writes_outside_of_its_result_raises(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, place: int, stride: int
 ) -> None:
-    """One element before it, behind it, or between its elements."""
-
     def all_reduce(tensor: torch.Tensor, **_: object) -> None:
         tensor.as_strided((1,), (1,), tensor.storage_offset() + place).zero_()
 
@@ -594,7 +585,6 @@ def test_contiguous_operands_replace_strided_only_after_an_error_about_strides(
 def test_result_of_an_asynchronous_collective_is_copied_when_it_is_waited_for(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Later writes, and later calls, do not change it."""
     monkeypatch.setattr(dist, "all_reduce", Late())
     found = answer(CollectivesCase(world_size=1, numels=(1, 2), waits="async"), alone)
 
@@ -602,7 +592,6 @@ def test_result_of_an_asynchronous_collective_is_copied_when_it_is_waited_for(
 
 
 def test_in_place_collective_gets_a_copy_of_its_operand(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The harness's operand stays unchanged."""
     monkeypatch.setattr(dist, "all_reduce", Late())
     case = CollectivesCase(world_size=1, waits="async")
     given = draw(case, 0)

@@ -98,7 +98,6 @@ def test_at_most_five_percent_of_cases_are_drawn_twice(name: str) -> None:
 
 @each(ON_ANY_MEMBERS)
 def test_about_one_drawn_case_in_six_uses_a_subset_of_the_processes(name: str) -> None:
-    """On at most four processes; some meshes are not ascending, some leave processes out."""
     cases = run_of(name)
     within = [case for case in cases if case.members]
 
@@ -121,7 +120,6 @@ def test_drawn_cases_have_the_world_sizes_and_dtypes_of_their_space(name: str) -
 
 @each(STRATEGIES)
 def test_strategy_shrinks_to_the_case_of_simplest_field_values(name: str) -> None:
-    """Every field has its default; if no case has the default, the shortest possible value."""
     found = smallest(STRATEGIES[name](SPACE))
     wanted = {
         field: min(

@@ -68,7 +68,6 @@ def test_targets_include_the_classes_on_each_side_of_every_shard_boundary() -> N
 @each_dtype
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 def test_loss_of_peaked_logits_must_be_exact_except_for_underflow_and_a_mean(reduction: str, dtype: str) -> None:
-    """Except for underflow, by the smallest normal number times a cotangent, and the quotient of a mean."""
     case = case_of(dtype=dtype, reduction=reduction, weighted=True, values=(("peaked", 0),))
     output, gradient = (expect(case, 0).tensors[name] for name in ("output", "grad.x"))
     assert output.allowed is not None and gradient.allowed is not None
@@ -79,7 +78,6 @@ def test_loss_of_peaked_logits_must_be_exact_except_for_underflow_and_a_mean(red
 
 @each_dtype
 def test_some_gradient_of_peaked_logits_is_not_zero(dtype: str) -> None:
-    """Also with a single position: its peak is not its target."""
     case = case_of(dtype=dtype, positions=(), values=tuple(("peaked", seed) for seed in range(20)))
 
     assert all(expect(case, index).tensors["grad.x"].value.abs().max() >= 0.5 for index in range(20))

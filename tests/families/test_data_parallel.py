@@ -206,7 +206,6 @@ def test_gradients_on_seven_ranks_in_float32_are_judged_within_a_bound() -> None
 
 
 def test_expected_update_on_seven_ranks_starts_from_the_gradients_of_the_ranks() -> None:
-    """Though the data are exact: a gradient within its bound is no error of the update."""
     case = data_parallel_case(world_size=7, optimizer="sgd", steps=2, requires_grad=("out_proj.bias",))
     held = train(case, torch.float32)
     right = held["grad.out_proj.bias"]
@@ -234,7 +233,6 @@ def by_rank(rows: Sequence[torch.Tensor], scale: Callable[[torch.Tensor], torch.
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ranks", [2, 3, 5, 7])
 def test_averages_of_real_numbers_are_within_the_bound_however_they_are_divided(dtype: str, ranks: int) -> None:
-    """By the reciprocal before, by a power of two before and the rest after, or at the end."""
     for seed in range(5):
         batch = torch.randn(4 * ranks, 3, generator=torch.Generator().manual_seed(seed)).to(DTYPES[dtype])
         found = Averages(Operations(dtype, ranks, must_be_exact=False, may_be_exact=False), ranks, 1).product(
@@ -251,7 +249,6 @@ def test_averages_of_real_numbers_are_within_the_bound_however_they_are_divided(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_sum_of_micro_batches_is_within_the_bound_in_any_order(dtype: str, ranks: int) -> None:
-    """A rank's own and then the ranks', or each micro-batch's and then these; a product counted twice is beyond it."""
     worst = 0.0
     for seed in range(20):
         batch = torch.randn(ranks * 3 * 2, 4, generator=torch.Generator().manual_seed(seed)).to(DTYPES[dtype])
@@ -371,7 +368,6 @@ def test_releasing_a_parameter_that_is_not_available_raises() -> None:
 
 
 def test_backward_uses_the_most_recently_fetched_parameter() -> None:
-    """A view of the weight is saved as a reference: what it refers to is fetched anew, or refused."""
     module = nn.Linear(2, 3, bias=False)
     layer = layer_of(module)
     layer.fetch()

@@ -32,19 +32,16 @@ def pool() -> Iterator[Pool]:
 
 
 def test_property_whose_package_is_absent_says_how_to_install_the_package() -> None:
-    """The reason names the package and the command."""
     absent = dataclasses.replace(suite.deepspeed_fetch_all_reduce, requires="no_such_package")
 
     assert absent.absent == "no_such_package is not installed: pip install no_such_package"
 
 
 def test_property_that_requires_no_package_is_never_skipped() -> None:
-    """Most properties require nothing."""
     assert dataclasses.replace(suite.deepspeed_fetch_all_reduce, requires="").absent == ""
 
 
 def test_property_whose_package_is_absent_is_skipped_with_a_reason(pytester: pytest.Pytester) -> None:
-    """It is neither collected as searches nor reported as passed."""
     pytester.makeconftest("from equivtest.options import pytest_addoption")
     pytester.makepyfile(
         """
@@ -129,7 +126,6 @@ def test_right_deepspeed_training_with_clipped_gradients_passes(stage: int, pool
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("program", ["by_the_norm_of_a_rank", "by_the_largest_element", "not_at_all"])
 def test_wrongly_clipped_gradients_are_rejected(program: str, stage: int, pool: Pool) -> None:
-    """In the first update, and in nothing before it."""
     subject = f"tests.programs.deepspeed:{program}"
     verdicts = judge(subject, dataclasses.replace(CLIPPED, stage=stage), pool, training.CLAIMS)
 
@@ -232,7 +228,6 @@ def test_right_deepspeed_training_from_a_loaded_checkpoint_passes(
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("program", ["loading_nothing", "loading_no_states"])
 def test_training_that_does_not_continue_from_the_checkpoint_is_rejected(program: str, stage: int, pool: Pool) -> None:
-    """In the step after the load, and in nothing before it."""
     subject = f"tests.programs.deepspeed:{program}"
     verdicts = judge(subject, dataclasses.replace(SAVED, stage=stage), pool, training.CLAIMS)
 
@@ -245,7 +240,6 @@ def test_training_that_does_not_continue_from_the_checkpoint_is_rejected(program
 @pytest.mark.ranks
 @pytest.mark.parametrize("collective", ["all_gather", "all_reduce"])
 def test_deepspeed_fetches_two_parameters_by_the_named_collective(collective: str, pool: Pool) -> None:
-    """One for both of them; the broadcasts are the partition's."""
     case = FetchCase(
         world_size=2, parameters=((3,), (5,)), requires_grad=(True, True), collective=collective, records=True
     )
@@ -260,7 +254,6 @@ def test_deepspeed_fetches_two_parameters_by_the_named_collective(collective: st
 @pytest.mark.ranks
 @pytest.mark.parametrize("collective", ["all_gather", "all_reduce"])
 def test_deepspeed_engine_fetches_layers_by_the_named_collective(collective: str, pool: Pool) -> None:
-    """The backward of its first step makes no others: each layer's two parameters are fetched together."""
     case = EngineCase(
         world_size=2, biases=("in_proj", "out_proj"), fetch=collective, records=True,
         requires_grad=("in_proj.weight", "in_proj.bias", "out_proj.weight", "out_proj.bias"),

@@ -182,7 +182,6 @@ def test_limits_of_dropped_elements_are_narrow_for_many_elements_and_wide_for_fe
 
 @pytest.mark.parametrize("p", [0.5, 0.25, 0.1, 0.001])
 def test_dropout_claim_can_fail_on_the_smallest_part_to_which_it_applies(p: float) -> None:
-    """For the smallest part to which the claim applies, on the largest number of ranks."""
     num = math.ceil(CHANCE_BITS / -math.log2(agreement(p)))
     num_counts = 64 + 1 + 64 * 63 // 2
 

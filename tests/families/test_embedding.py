@@ -81,7 +81,6 @@ def drawn_cases(style: str) -> tuple[EmbeddingCase, ...]:
 
 @each_style
 def test_drawn_ids_include_both_ids_beside_every_shard_boundary(style: str) -> None:
-    """More than half of the drawn cases with a boundary have enough tokens."""
     seen = []
     for case in drawn_cases(style):
         edges = [shard_bounds(case.num_embeddings, case.world_size, rank)[0] for rank in range(1, case.world_size)]
@@ -150,7 +149,6 @@ def test_case_that_must_be_refused_has_exactly_one_kind_of_invalid_input(misfit:
 
 
 def test_gradient_row_has_a_bound_only_if_its_id_occurs_more_than_once() -> None:
-    """One number is copied; of those seen more often something is allowed."""
     case = case_of(leading=(9,), padding_idx=3, values=(("real", 1),))
     counts, allowed = counts_of(case), expect(case, 0).tensors["grad.weight"].allowed
     counts[3] = 0
@@ -161,7 +159,6 @@ def test_gradient_row_has_a_bound_only_if_its_id_occurs_more_than_once() -> None
 
 
 def test_scaling_a_gradient_by_a_power_of_two_adds_no_rounding_to_its_bound() -> None:
-    """Two tokens of one id: a single addition, whether the sum is halved or not."""
     ids, cotangent = torch.tensor([0, 0]), torch.tensor([[3.0], [5.0]])
     case = EmbeddingCase(world_size=1, style="rowwise", leading=(2,))
     plain, halved = (
@@ -196,7 +193,6 @@ def test_wrong_gradient_of_an_embedding_is_beyond_the_bound(dtype: str, change: 
 
 @pytest.mark.ranks
 def test_rowwise_embedding_equals_colwise_embedding(pool: Pool) -> None:
-    """Both copy rows of one table and add gradients in token order: equal, whatever values are drawn."""
     case = case_of(output_layout="shard(1)", leading=(2, 6), values=(("dense", 0), ("index", 1), ("real", 3)))
     right = {name: tensor for name, tensor in case.tensors.items() if tensor.is_answered}
     assert right.keys() == {"output", "param.weight", "grad.weight"}

@@ -72,7 +72,6 @@ def test_logits_are_sharded_by_classes_or_by_positions() -> None:
 
 
 def test_gathered_cross_entropy_documents_one_all_gather_of_padded_classes() -> None:
-    """Eight rows of three classes of four bytes; none of one rank."""
     assert expected_collectives(case_of(), 2) == (Collective("all_gather", 96, "forward"),)
     assert expected_collectives(case_of(world_size=1), 0) == ()
 

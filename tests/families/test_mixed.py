@@ -79,7 +79,6 @@ def test_micro_batches_whose_gradient_sum_could_round_raise_inexact_data() -> No
 
 
 def test_expected_step_uses_parameters_rounded_to_the_dtype_of_the_layer() -> None:
-    """An update may leave more bits than a layer multiplies."""
     case = mixed_case(optimizer="sgd", steps=2, values=(("real", 0),))
     found = unsharded(case, 0)
     left = found["step1.param.in_proj.weight"]

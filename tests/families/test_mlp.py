@@ -107,7 +107,6 @@ def test_magnitudes_are_chosen_such_that_no_sum_exceeds_the_limit() -> None:
 
 
 def test_dense_values_give_every_parameter_and_x_a_nonzero_gradient() -> None:
-    """No gradient is zero all over, though relu closes half of the hidden features."""
     for seed in range(20):
         for size in (1, 2, 5):
             case = mlp_case(leading=(size,), sequence_dim=0, hidden_features=size, values=(("dense", seed),))
@@ -147,7 +146,6 @@ def test_two_steps_of_sgd_are_exact_in_float32_and_float64(dtype: str, momentum:
 
 
 def test_wrong_state_after_one_step_does_not_fail_the_next_step() -> None:
-    """The second step is right from a wrong state: only what is wrong differs."""
     case = training_case(world_size=2)
     right = train(case, torch.float32)
     wrong = dict(right, **{"step1.param.in_proj.weight": right["step1.param.in_proj.weight"] + 1})
@@ -160,7 +158,6 @@ def test_wrong_state_after_one_step_does_not_fail_the_next_step() -> None:
 
 
 def test_first_step_on_exact_data_ignores_the_recorded_activations_of_the_ranks() -> None:
-    """However wrong a capture is, the output must be right."""
     case = mlp_case()
     right = train(case, torch.float32)
     wrong = dict(right, **{"capture.out_proj.input": right["capture.out_proj.input"] * float("nan")})
@@ -170,7 +167,6 @@ def test_first_step_on_exact_data_ignores_the_recorded_activations_of_the_ranks(
 
 
 def test_oracle_uses_the_reference_for_a_tensor_that_a_rank_lacks() -> None:
-    """A rank without a tensor, and ranks that disagree on its layout, make no operand."""
     case = training_case(world_size=2)
     held = held_of(case, train(case, torch.float32))
     without = {rank: {n: p for n, p in tensors.items() if rank == 0 or "step1.param" not in n}

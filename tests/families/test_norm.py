@@ -123,7 +123,6 @@ def test_norm_gradient_without_centering_or_with_missing_tokens_is_rejected(dtyp
 
 
 def test_norm_whose_variance_may_vanish_has_an_infinite_bound() -> None:
-    """The variance of a feature alone is zero, and eps lies below the rounding of its mean."""
     x = torch.full((1, 1), 1000.0)
     found = norm(x, torch.ones(1), torch.zeros(1), TORCH_CPU["float32"], eps=1e-6, centered=True)
 

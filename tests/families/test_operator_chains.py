@@ -108,7 +108,6 @@ def test_torch_passes_a_chain_of_all_special_steps(pool: Pool) -> None:
 
 
 def test_oracle_models_autocast_no_grad_and_implicit_replication() -> None:
-    """No gradients; another dtype of products; of plain tensors those that are whole and that no step takes first."""
     product = {"steps": (("mm", ("x0", "x1"), ()),), "operands": ((2, 3), (3, 2)), "placements": (("replicate",),) * 2}
     named = {context: case_of(context=context, **product) for context in CONTEXTS if context != "flattened mesh"}
     dtypes = {context: case.results[0].dtype for context, case in named.items()}

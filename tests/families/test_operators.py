@@ -224,8 +224,6 @@ def test_a_third_of_operator_cases_have_uneven_or_empty_shards() -> None:
 def test_known_failure_predicates_of_operators_depend_on_the_shards_of_a_case(
     fields: dict[str, Any], fact: int, is_so: int
 ) -> None:
-    """Along a dim that is reduced; along one counted from the end, in front of which there is one row; behind one that
-    is squeezed."""
     facts = (leaves_nothing_to_reduce, gathers_in_front_of, keeps_placements)
 
     assert facts[fact](case_of(**fields)) == bool(is_so)

@@ -51,7 +51,6 @@ def test_gradient_of_a_partial_sum_is_replicated() -> None:
 
 
 def test_prepared_module_documents_one_collective_per_redistribution() -> None:
-    """Twelve numbers of four bytes, half on each rank; dividing a whole tensor costs nothing."""
     case = case_of(style="input_output", target=("shard(0)",))
     gathered, reduced = Collective("all_gather", 24, "forward"), Collective("all_reduce", 48, "forward")
 

@@ -37,7 +37,6 @@ def magnitudes(case: LinearCase) -> torch.Tensor:
 
 
 def test_nearly_normal_numbers_have_fixed_bits_on_every_machine() -> None:
-    """Sums of integers and one scaling: the same on every machine."""
     found = nearly_normal((1000,), generator("real", 0, "x"))
 
     assert hashlib.sha256(found.numpy().tobytes()).hexdigest()[:16] == "572bdafd97d4644b"
@@ -133,7 +132,6 @@ def test_bounds_of_a_linear_layer_are_narrow_enough_to_conclude(mode: str, style
 @each_mode
 @each_dtype
 def test_doubled_term_exceeds_the_bound_of_the_output_in_nearly_every_element(mode: str, dtype: str) -> None:
-    """In nearly every element: a term may be as small as a rounding."""
     case = case_of(mode, dtype, "colwise")
     given, output = draw(case, 0), expect(case, 0).tensors["output"]
     doubled = given["x"].double()[..., :1] * given["weight"].double()[:, 0]

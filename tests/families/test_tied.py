@@ -45,7 +45,6 @@ def test_tied_weight_is_one_parameter_returned_under_two_names() -> None:
 
 
 def test_step_that_stops_at_the_hidden_activation_still_gives_a_tied_weight_a_gradient() -> None:
-    """Only the gradient of its second use."""
     case = tied_case(optimizer="sgd", steps=3, stopped_steps=(2,), requires_grad=("x", "in_proj.weight"))
     found = train(case, torch.float64)
 

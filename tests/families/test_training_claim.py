@@ -91,7 +91,6 @@ def test_training_claim_fails_if_ranks_lose_the_maximum_of_amsgrad() -> None:
     "name", ["step2.output", "step2.grad.x", "step2.capture.in_proj.input", "step2.param.out_proj.bias"]
 )
 def test_wrong_element_of_a_later_step_fails_only_the_training_claim(name: str) -> None:
-    """By value, and under no other claim; no other element depends on these."""
     replies = set_element(replies_of(CASE), 0, name, (0,) * len(CASE.shapes()[name]), 77.0)
     judgement = judge(trains_like_unsharded, replies)
 
@@ -100,7 +99,6 @@ def test_wrong_element_of_a_later_step_fails_only_the_training_claim(name: str) 
 
 
 def test_training_claim_names_a_wrong_state_only_in_its_first_step() -> None:
-    """A parameter that is off after the first update: the second step, computed from it, is judged from it."""
     case = training_case(world_size=2)
     right = train(case, torch.float32)
     wrong = dict(right, **{"step1.param.out_proj.bias": right["step1.param.out_proj.bias"] + 4})
@@ -135,7 +133,6 @@ def test_message_names_a_wrong_activation_before_a_wrong_output() -> None:
 
 
 def test_layout_claim_judges_gradients_of_later_steps_and_no_activation() -> None:
-    """The layout that counts is the parameters'."""
     replies = replies_of(CASE)
     for name in ("capture.out_proj.input", "step2.grad.in_proj.weight"):
         for rank in range(3):
@@ -150,7 +147,6 @@ def test_training_claim_is_a_default_only_for_cases_that_train() -> None:
 
 
 def test_training_claim_continues_each_step_from_the_values_of_the_ranks() -> None:
-    """Real values round: each rank's own state is what the next step is judged from."""
     case = training_case(values=(("real", 0),), lr=0.1)
     verdicts = judge_replies("any", case, replies_of(case))
 

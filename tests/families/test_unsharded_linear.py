@@ -14,7 +14,6 @@ CASE = LinearCase(
 
 
 def test_oracle_expects_no_bits_of_a_linear_case_on_several_ranks() -> None:
-    """There signs of zero depend on who adds what."""
     expected = expect(replace(CASE, world_size=2), 0).tensors
 
     assert all(tensor.bits is None for tensor in expected.values())

@@ -80,7 +80,6 @@ def states(parameters: list[PartitionedParameter]) -> set[Status]:
 def test_partitions_of_a_parameter_have_equal_size_with_padding_at_the_end(
     numel: int, world_size: int, kept: list[list[float]]
 ) -> None:
-    """ceil(n / w) elements each; the padding is what the case says."""
     for rank in range(world_size):
         with as_rank(rank, world_size) as mesh:
             own = partition(torch.arange(1.0, numel + 1), mesh, padding=PADDING).partition
@@ -88,7 +87,6 @@ def test_partitions_of_a_parameter_have_equal_size_with_padding_at_the_end(
 
 
 def test_partition_records_shape_numel_and_requires_grad_of_its_parameter() -> None:
-    """Shape, size and flag, whatever its strides; nothing is whole yet."""
     with as_rank(1, 2) as mesh:
         found = partition(torch.arange(6.0).reshape(3, 2).T.requires_grad_(), mesh, padding=PADDING)
 
@@ -98,7 +96,6 @@ def test_partition_records_shape_numel_and_requires_grad_of_its_parameter() -> N
 
 
 def test_partition_shares_no_memory_with_its_parameter(alone: DeviceMesh) -> None:
-    """Writing to it does not touch the harness's parameter."""
     whole = torch.ones(4)
     partition(whole, alone, padding=PADDING).partition.zero_()
 
@@ -110,7 +107,6 @@ def test_partition_shares_no_memory_with_its_parameter(alone: DeviceMesh) -> Non
 def test_padding_is_nan_or_a_number_far_from_every_drawn_value(
     padding: str, is_right: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
 ) -> None:
-    """NaN, or a number far from any value, that the dtype holds."""
     value = torch.tensor(padding_value(replace(FETCH, padding=padding), dtype), dtype=dtype)
 
     assert bool(is_right(value)) and (padding == "nan" or value > 1e4)
@@ -137,7 +133,6 @@ def test_fetch_sets_the_status_to_in_flight_and_then_available(alone: DeviceMesh
 
 @both
 def test_fetched_tensor_equals_the_parameter(alone: DeviceMesh, fetch: Fetcher) -> None:
-    """For any shape: two dims, one, none, and without elements."""
     parameters = partitioned(alone)
     fetch(parameters, alone).wait()
 
@@ -146,7 +141,6 @@ def test_fetched_tensor_equals_the_parameter(alone: DeviceMesh, fetch: Fetcher) 
 
 @both
 def test_released_parameter_can_be_fetched_again(alone: DeviceMesh, fetch: Fetcher) -> None:
-    """With the same result, in new memory."""
     parameters = partitioned(alone)
     fetch(parameters, alone).wait()
     first = [whole_of(parameter) for parameter in parameters]
@@ -159,7 +153,6 @@ def test_released_parameter_can_be_fetched_again(alone: DeviceMesh, fetch: Fetch
 
 @both
 def test_fetch_of_an_empty_parameter_calls_no_collective(alone: DeviceMesh, fetch: Fetcher) -> None:
-    """And ends all the same."""
     empty = [partition(torch.ones(0, 2), alone, padding=PADDING)]
     fetching: Fetch = fetch(empty, alone)
     fetching.wait()
@@ -172,7 +165,6 @@ def test_fetch_of_an_empty_parameter_calls_no_collective(alone: DeviceMesh, fetc
 
 @both
 def test_fetch_of_mixed_dtypes_is_refused(alone: DeviceMesh, fetch: Fetcher) -> None:
-    """Before anything is in flight, naming the dtypes."""
     parameters = [partition(torch.ones(2, dtype=dtype), alone, padding=0) for dtype in (torch.float64, torch.float16)]
 
     with pytest.raises(TypeError, match=r"one dtype, got torch\.float16, torch\.float64; fetch them separately"):
@@ -182,7 +174,6 @@ def test_fetch_of_mixed_dtypes_is_refused(alone: DeviceMesh, fetch: Fetcher) -> 
 
 @both
 def test_fetch_of_a_parameter_in_flight_is_refused(alone: DeviceMesh, fetch: Fetcher) -> None:
-    """Naming it; its neighbours stay as they were."""
     parameters = partitioned(alone)
     fetching = fetch(parameters[1:], alone)
 
@@ -203,7 +194,6 @@ def test_fetch_of_an_available_parameter_is_refused(alone: DeviceMesh) -> None:
 
 @both
 def test_fetching_a_parameter_in_flight_raises_without_a_collective(fetch: Fetcher) -> None:
-    """Also by run_fetch, on any rank, without a collective."""
     case = RefusedFetchCase(world_size=3, misfit="in_flight")
     with as_rank(1, 3) as mesh, pytest.raises(RuntimeError, match="parameter 0 is IN_FLIGHT"):
         run_fetch(case, mesh, {"param.0": torch.ones(1)}, fetch)
@@ -213,7 +203,6 @@ def test_fetching_a_parameter_in_flight_raises_without_a_collective(fetch: Fetch
 
 
 def test_parameters_are_views_of_the_all_reduce_buffer_before_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are what the sum fills in."""
     seen = []
     with as_rank(1, 2) as mesh:
         parameters = partitioned(mesh)
@@ -238,7 +227,6 @@ def test_parameters_begin_at_padded_offsets_of_the_all_reduce_buffer() -> None:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_all_reduce_buffers_of_all_ranks_add_up_to_the_parameters(world_size: int) -> None:
-    """Each is zero except for the rank's own partitions."""
     sums = [torch.zeros(shape) for shape in SHAPES]
     for rank in range(world_size):
         with as_rank(rank, world_size) as mesh:
@@ -251,7 +239,6 @@ def test_all_reduce_buffers_of_all_ranks_add_up_to_the_parameters(world_size: in
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_gathered_buffer_is_split_by_rank_and_parameter(world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The buffer is rank-major; padding is left out."""
     own = []
     for rank in range(world_size):
         with as_rank(rank, world_size) as mesh:
@@ -269,7 +256,6 @@ def test_gathered_buffer_is_split_by_rank_and_parameter(world_size: int, monkeyp
 
 
 def test_no_parameter_is_available_before_its_all_gather_has_ended(alone: DeviceMesh) -> None:
-    """Only then is the buffer taken apart."""
     parameters = partitioned(alone)
     fetching = fetch_by_all_gather(parameters, alone)
     assert all(parameter.whole is None for parameter in parameters)
@@ -279,7 +265,6 @@ def test_no_parameter_is_available_before_its_all_gather_has_ended(alone: Device
 
 
 def test_all_gather_gives_each_parameter_separate_memory(alone: DeviceMesh) -> None:
-    """Neither one another's nor the partitions'."""
     parameters = partitioned(alone)[:3]
     fetch_by_all_gather(parameters, alone).wait()
     places = [tensor.untyped_storage().data_ptr() for p in parameters for tensor in (whole_of(p), p.partition)]
@@ -289,7 +274,6 @@ def test_all_gather_gives_each_parameter_separate_memory(alone: DeviceMesh) -> N
 
 @both
 def test_returned_parameters_have_the_requires_grad_of_the_case(alone: DeviceMesh, fetch: Fetcher) -> None:
-    """And has the parameters beside their partitions."""
     case = replace(FETCH, world_size=1)
     given = {"param.0": torch.ones(5, 3).requires_grad_(), "param.1": torch.ones(2)}
     answers = run_fetch(case, alone, given, fetch)

@@ -72,7 +72,6 @@ def test_case_with_mixed_dtypes_gives_every_second_parameter_another_dtype() -> 
 
 
 def test_drawn_lifecycles_are_long_and_have_mostly_accepted_operations() -> None:
-    """Every verb is done and refused, for every reason; half of the sequences have nine operations or more."""
     sequences = [list(moments(case, 0)) for world_size in (1, 2, 3, 4) for case in cases_of(world_size, 60)]
     everything = [moment for sequence in sequences for moment in sequence]
     refused = [moment for moment in everything if moment.refusal != "none"]
@@ -85,7 +84,6 @@ def test_drawn_lifecycles_are_long_and_have_mostly_accepted_operations() -> None
 
 
 def test_gradients_are_judged_only_after_an_accepted_use_of_a_trainable_parameter() -> None:
-    """A use that is refused gives none, and a frozen parameter has none."""
     refused = LifecycleCase(world_size=1, operations=("use 0",))
     frozen = LifecycleCase(world_size=1, operations=("fetch 0", "use 0"), requires_grad=(False,))
 
@@ -98,7 +96,6 @@ def test_gradients_are_judged_only_after_an_accepted_use_of_a_trainable_paramete
 
 @pytest.mark.parametrize("bits", sorted(set(SIGNIFICAND_BITS.values())))
 def test_gradient_sums_fit_the_dtype_on_every_world_size(bits: int) -> None:
-    """For one use, for all uses between two steps, and for parameters in units of half."""
     for world_size in range(1, limits.MAX_WORLD_SIZE + 1):
         contributing, quotient, largest = budget(world_size, bits)
         assert 1 <= contributing <= world_size and quotient % 2 == largest % 2 == 1
@@ -160,7 +157,6 @@ OPERATIONS = ("fetch 0 1", "use 0", "release 1", "save 0", "release 0")
 def test_oracle_expects_collectives_and_memory_from_the_partition_sizes(
     collective: str, fetched_bytes: int, wholes: list[int]
 ) -> None:
-    """Wholes that were reduced share one buffer, which lives as long as any of them."""
     case = LifecycleCase(world_size=2, operations=OPERATIONS, collective=collective, measures=True, **TWO)
     expected = expect(case, 0).tensors
 
@@ -194,7 +190,6 @@ def store_of(mesh: DeviceMesh, fetcher: Fetcher) -> Store:
 
 @both
 def test_fetch_that_raises_memory_error_leaves_no_parameter_in_flight(alone: DeviceMesh, fetcher: Fetcher) -> None:
-    """And the next one gives the parameters."""
     store = store_of(alone, fetcher)
     with pytest.raises(MemoryError), NoMemory():  # type: ignore[no-untyped-call]
         store.fetch([0, 1])
@@ -206,7 +201,6 @@ def test_fetch_that_raises_memory_error_leaves_no_parameter_in_flight(alone: Dev
 
 @both
 def test_refused_operation_leaves_all_parameters_unchanged(alone: DeviceMesh, fetcher: Fetcher) -> None:
-    """The parameters that could have been had are as before, too."""
     store = store_of(alone, fetcher)
     store.fetch([0])
     refused: list[tuple[type[Exception], str, Callable[[], object]]] = [
@@ -230,7 +224,6 @@ def test_refused_operation_leaves_all_parameters_unchanged(alone: DeviceMesh, fe
 
 
 def test_reducing_empty_gradients_calls_no_collective(monkeypatch: pytest.MonkeyPatch, alone: DeviceMesh) -> None:
-    """They are there all the same."""
     monkeypatch.setattr("equivtest.families.zero3.subject.gradients.reduce_scatter", None)
     gradients = Gradients(alone, padding=0.0)
     gradients.add("0", torch.ones(0, 2))

@@ -170,7 +170,6 @@ def test_adamw_step_without_bias_correction_is_beyond_the_bound(dtype: str) -> N
 
 
 def test_sum_of_zeros_must_be_exactly_zero() -> None:
-    """Its products neither round nor underflow, on one rank or several; with a bias something may."""
     zeros, ones = torch.zeros(2, 3), torch.ones(3, 4)
     for ranks in (1, 3):
         assert not contractions.product(zeros, ones, TORCH_CPU["float16"], ranks=ranks).allowed.any()
@@ -182,7 +181,6 @@ def test_sum_of_zeros_must_be_exactly_zero() -> None:
 
 @each_dtype
 def test_adamw_moments_of_a_zero_gradient_must_be_exactly_zero(dtype: str) -> None:
-    """Then only decay moves the parameter: by roundings, or not at all if it is zero too."""
     zero, options = torch.zeros(2, dtype=torch.float64), optimizers.AdamOptions(lr=0.1)
     param = torch.tensor([0.0, 1.0], dtype=torch.float64)
     after = optimizers.adamw_step(param, (zero, zero), zero, 1, options, TORCH_CPU[dtype])

@@ -149,7 +149,6 @@ def test_certificate_does_not_cancel_common_powers_of_two() -> None:
     ],
 )
 def test_certificate_uses_absolute_values_of_constants(function: Function, bits: int) -> None:
-    """Nor is a dim counted from the end taken for a factor."""
     assert bits_of(function) == bits
 
 
@@ -200,7 +199,6 @@ def test_certificate_refuses_values_that_a_conversion_to_float32_would_round() -
 
 
 def test_certificate_uses_the_actual_values_of_ids_and_masks() -> None:
-    """Ids, masks and what is computed of them; rows that are looked up twice are added up."""
     ids, weight = torch.tensor([0, 1, 1]), torch.full((2, 3), 3.0, dtype=torch.float64, requires_grad=True)
     with Certificate(torch.bfloat16) as certificate:
         rows = functional.embedding(ids, weight).masked_fill((ids * 2 > 1)[:, None], 0.0)

@@ -60,7 +60,6 @@ def texts(case: Case, rank: int = 0, *, phase: str = "") -> list[str]:
 def test_documented_collectives_redistribute_x_to_the_layout_of_the_style(
     style: str, input_layout: str, expected: list[str]
 ) -> None:
-    """The output stays as the style makes it, or is reduced, which is left out here."""
     output = "shard(1)" if style == "colwise" else "replicate"
     found = texts(linear(style, input_layout=input_layout, output_layout=output))
 
@@ -103,7 +102,6 @@ def test_documented_collectives_include_the_redistribution_of_the_output(
 def test_documented_collectives_of_the_backward_mirror_the_forward(
     style: str, fields: dict[str, Any], expected: list[str]
 ) -> None:
-    """The cotangent's first, then x's if it needs one; parameters' gradients take nothing."""
     case = linear(style, **({"bias": True, "requires_grad": ALL} | fields))
 
     assert texts(case, phase="backward") == expected
@@ -140,7 +138,6 @@ def test_documented_bytes_depend_on_the_dtype() -> None:
 
 
 def test_case_class_without_documented_collectives_raises_misuse() -> None:
-    """The message says how to register it."""
     with pytest.raises(Misuse, match=r"no collectives are documented for Case.*expected_collectives\.register"):
         expected_collectives(object.__new__(Case), 0)
 
@@ -174,7 +171,6 @@ def test_claim_on_collectives_ignores_the_order_of_the_calls(case: Case) -> None
 
 
 def test_claim_on_collectives_gives_no_verdict_on_an_unrecorded_case() -> None:
-    """Neither a pass nor a failure."""
     assert verdicts_on(right_replies(LINEAR), LINEAR) == []
     assert verdicts_on(right_replies(FETCH), FETCH) == []
 
@@ -192,14 +188,12 @@ def test_claim_on_collectives_gives_no_verdict_on_an_unrecorded_case() -> None:
     ids=["additional call", "missing call", "wrong bytes", "wrong kind", "wrong phase", "wrong group"],
 )
 def test_claim_on_collectives_fails_for_an_undocumented_collective(change: Any) -> None:
-    """On the one rank that called them."""
     [verdict] = verdicts_on(with_calls(1, *change(expected_collectives(RECORDED, 1))), RECORDED)
 
     assert verdict.kind == "collectives" and [mismatch.rank for mismatch in verdict.judgement.mismatches] == [1]
 
 
 def test_message_lists_documented_and_actual_collectives() -> None:
-    """Documented collectives, actual ones, and their ranks."""
     case = fetch("all_gather", (5,))
     call = Collective("all_gather", 12)
     replies = change_answer(
@@ -236,7 +230,6 @@ def test_claim_on_collectives_accepts_all_gather_in_place_of_all_to_all() -> Non
 
 
 def test_all_gather_may_replace_all_to_all_only_in_all_calls_of_all_ranks() -> None:
-    """On a backend that has an all_to_all it is used throughout."""
     case = linear("colwise", output_layout="shard(0)", requires_grad=("weight",))
     replies = right_replies(case)
     for rank in (0, 1):
@@ -248,7 +241,6 @@ def test_all_gather_may_replace_all_to_all_only_in_all_calls_of_all_ranks() -> N
 
 
 def test_claim_on_collectives_is_a_default_for_a_recorded_case() -> None:
-    """`equivtest check` names none."""
     judged = {
         case.records: {v.claim for v in judge_replies("mine", case, right_replies(case))} for case in (LINEAR, RECORDED)
     }
@@ -270,7 +262,6 @@ def test_claim_on_collectives_gives_no_verdict_on_a_python_process_group() -> No
 
 
 def test_claim_on_collectives_fails_if_only_some_ranks_recorded() -> None:
-    """Nothing recorded is not the same as nothing called."""
     replies = change_answer(right_replies(RECORDED), 0, lambda answer: replace(answer, collectives=None))
 
     [verdict] = verdicts_on(replies, RECORDED)

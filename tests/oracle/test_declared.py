@@ -119,7 +119,6 @@ def test_judging_a_dtype_that_the_backend_does_not_declare_raises_misuse(mine: s
 def test_check_of_a_case_in_an_undeclared_dtype_is_refused_before_it_runs(
     mine: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The dtype of reductions counts too."""
     monkeypatch.setattr("equivtest.ranks.pool.Pool.run", None)
     case = repr(mixed("bfloat16", "float16"))
     monkeypatch.setattr(sys, "argv", ["equivtest", "check", "--arithmetic", f"{mine}:PART", "fsdp2_mixed_mlp", case])

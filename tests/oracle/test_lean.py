@@ -117,7 +117,6 @@ def expected_with(value: torch.Tensor) -> ExpectedTensor:
 
 @pytest.mark.parametrize("num_operands", [2, 3])
 def test_one_sided_error_test_accepts_rounded_sums_of_few_operands(num_operands: int) -> None:
-    """A hundred thousand sums each: their ratio is the one of a few errors."""
     for seed in range(4):
         operands = normal(seed, num_operands, 100_000).bfloat16()
         total = operands.double().sum(0)
@@ -133,7 +132,6 @@ def test_one_sided_error_test_accepts_rounded_sums_of_few_operands(num_operands:
 def test_rounded_factor_or_truncation_makes_errors_of_a_reduction_asymmetric(
     op: str, world_size: int, *, symmetric: bool
 ) -> None:
-    """Unless one rounded reciprocal multiplies all of them, or the backend does not round to nearest."""
     case = RedistributeCase(world_size=world_size, source=(f"partial({op})",), values=(("real", 0),))
     assert expect(case, 0).tensors["output"].is_symmetric == symmetric
     rounds_otherwise = {"float32": replace(TORCH_CPU["float32"], rounds_to_nearest=False)}
@@ -166,7 +164,6 @@ def test_errors_that_lean_to_one_side_in_one_shard_are_found_and_reported() -> N
 
 
 def test_one_sided_error_test_counts_errors_of_replicas_once() -> None:
-    """Sixty errors on each of ten ranks are sixty errors."""
     value = normal(0, 60)
     answers = held(value.bfloat16() * 1.5, WHOLE, 10)
 

@@ -95,7 +95,6 @@ def test_listed_and_sharded_parts_are_assembled_together() -> None:
 def test_copies_of_an_element_on_two_ranks_must_be_equal(
     rank: int, flat: int, pairs: tuple[tuple[int, int], ...]
 ) -> None:
-    """On two ranks, or on one; an element with one copy agrees with itself."""
     assembled, holders = assemble_listed(spoilt(RIGHT, rank, flat, 9.0), (3, 2), (2,))
 
     assert assembled.disagreeing == pairs
@@ -109,7 +108,6 @@ def test_copies_of_an_element_on_two_ranks_must_be_equal(
 def test_rank_whose_copy_of_a_listed_element_differs_is_reported(
     rank: int, flat: int, place: tuple[object, object], told: tuple[int, str, str]
 ) -> None:
-    """If one rank holds an element twice, the last copy counts."""
     tensors = spoilt(RIGHT, rank, flat, 9.0)
     answers = {number: Answer({"w": placed}) for number, placed in tensors.items()}
     judged = judge_replicas(CASE, Expected({"w": EXPECTED}, {}), answers)

@@ -105,7 +105,6 @@ def test_additions_in_a_bad_order_come_near_their_bound_but_stay_within_it(count
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_additions_in_random_orders_are_within_their_bound(dtype: str) -> None:
-    """Any two of what is left are added, until one is left."""
     source, ratios = torch.Generator().manual_seed(0), []
     for _ in range(50):
         left = list(torch.randn(9, 64, generator=source).to(DTYPES[dtype]))

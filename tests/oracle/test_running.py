@@ -82,7 +82,6 @@ def test_bound_allows_sigmoid_zero_if_its_exponential_overflows() -> None:
 
 
 def test_gradient_that_cancels_is_zero_within_its_bound() -> None:
-    """A number added to all scores of a softmax does not change it."""
     right = bound_of(
         of(lambda x, w: ((x @ w).sum(-1, keepdim=True) + x).softmax(-1)), given_of(lambda: Of(torch.mm), torch.float64)
     )
@@ -142,7 +141,6 @@ def test_operation_with_dropout_probability_zero_draws_no_random_number(function
 def test_write_to_a_result_changes_neither_operand_nor_bound(
     function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
 ) -> None:
-    """They share memory if an operation returns its operand."""
     mode = RunningError(arithmetic_of(str(dtype).removeprefix("torch.")), ranks=2)
     x = torch.linspace(0.3, 1.7, 6).to(dtype)
     exact = mode.exactly(x)
@@ -167,7 +165,6 @@ def test_dropout_with_probability_zero_of_a_constant_is_a_constant() -> None:
 
 
 def test_torch_where_with_an_uncertain_condition_has_an_infinite_bound() -> None:
-    """Equal terms added in another order need not be equal."""
     right = bound_of(
         of(lambda x, w: torch.where((x @ w) < (x @ w.clone()), x, -x)), given_of(lambda: Of(torch.mm), torch.float64)
     )
@@ -188,7 +185,6 @@ def test_torch_where_with_an_uncertain_condition_has_an_infinite_bound() -> None
     ids=["topk", "sort", "argmax", "max", "nonzero", "to whole numbers"],
 )
 def test_comparison_that_rounding_may_change_is_reported_with_an_infinite_bound(function: Function, name: str) -> None:
-    """Rows that are equal except for roundings; in the first line of the function."""
     given = given_of(lambda: Of(torch.mm), torch.float64)
     given["weight"][:] = given["weight"] + given["weight"].flip(0)
     given["x"][0] *= (given["x"] @ given["weight"]).sum(-1)[0].sign()
@@ -203,7 +199,6 @@ def test_comparison_that_rounding_may_change_is_reported_with_an_infinite_bound(
 
 
 def test_calling_item_on_an_exact_tensor_is_allowed() -> None:
-    """The number of a mask's elements, and the largest of x, which is equal in every program."""
     right = bound_of(
         of(lambda x, w: (x @ w) * int((ABOVE.sum(-1) > 2).sum().item()) * x[0, 0].item()),
         given_of(lambda: Of(torch.mm), torch.float64),
@@ -236,7 +231,6 @@ def test_bound_includes_the_rounding_to_a_narrower_inner_dtype() -> None:
 
 @pytest.mark.parametrize("ranks", [3, 5, 7])
 def test_bound_of_a_copied_value_allows_an_average_over_the_ranks(ranks: int) -> None:
-    """Like gradients under data parallelism: a third of three times a number need not be that number."""
     make = of(lambda x, w: torch.cat([x, w]))
     given = given_of(make, torch.float32)
     found = actual(make, given, torch.float32, nullcontext())
@@ -304,7 +298,6 @@ def test_bound_of_a_softmax_covers_the_errors_of_its_terms(size: float) -> None:
 
 
 def test_softmax_of_unbounded_terms_is_unbounded() -> None:
-    """Also where what it is underflows."""
     x = torch.tensor([[0.0, -1000.0]], dtype=torch.float64)
     given, counted = Ranged(x, torch.full_like(x, 2000.0), x.abs() + 2000.0), RunningError(TORCH_CPU["float64"], 1)
     with counted:

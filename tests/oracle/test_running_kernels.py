@@ -131,7 +131,6 @@ def test_scattered_constant_is_exact() -> None:
 
 
 def test_bound_of_addmm_allows_adding_each_term_to_the_bias_in_turn() -> None:
-    """Each addition then rounds a number as large as the bias."""
     x, weight, bias = torch.full((1, 400), 2.0**-13), torch.full((400, 1), 2.0**-13), torch.ones(1)
     counted = RunningError(TORCH_CPU["float32"], 1)
     ranged = [counted.exactly(each) for each in (bias, x, weight)]

@@ -65,7 +65,6 @@ def test_pointwise_functions_are_within_their_bounds_on_sampled_numbers(dtype: s
 
 @each_narrow
 def test_errors_of_pointwise_backward_kernels_come_near_their_bounds(dtype: str) -> None:
-    """Thresholds round nothing."""
     table = table_of(dtype, backward_kernels(dtype, rows=DENSE[:-1]))
 
     assert min(margins.largest for margins in table.values()) > 5 * LEAST
@@ -200,7 +199,6 @@ def test_hardsigmoid_is_refused_only_in_float64() -> None:
 
 
 def test_margins_count_numbers_infinities_and_nans_beyond_their_bound() -> None:
-    """Infinity and NaN too, unless the right value is that."""
     margins = Margins()
     value = torch.tensor([1.0, 1.0, 1.0, torch.inf, torch.nan], dtype=torch.float64)
     margins.add(torch.tensor([1.2, torch.inf, torch.nan, torch.inf, torch.nan]), Bounded(value, torch.full((5,), 0.1)))

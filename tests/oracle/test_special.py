@@ -40,7 +40,6 @@ def test_every_kind_of_special_value_is_drawn_for_some_seed(dtype: str) -> None:
 
 @each_dtype
 def test_each_special_value_has_a_different_bit_pattern(dtype: str) -> None:
-    """NaN too: of both signs, with payloads, quiet and signalling."""
     assert len(set(as_bits(all_special(dtype)).tolist())) == len(set(special_patterns(dtype))) == NUM_SPECIAL
 
 
@@ -64,7 +63,6 @@ def test_tensor_with_a_special_value_also_has_negative_zeros_and_odd_integers(dt
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_bit_pattern_is_drawn(dtype: str) -> None:
-    """Through all parameters, from number `seed` on."""
     shapes = ((5,), (256, 256))
     case = FetchCase(
         world_size=2, dtype=dtype, parameters=shapes, requires_grad=(True, True), values=(("every-bit-pattern", 3),)

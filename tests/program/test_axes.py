@@ -110,7 +110,6 @@ def test_right_program_on_two_axes_passes_on_real_values(pool: Pool) -> None:
 def test_each_submodule_of_a_right_program_on_two_axes_passes(
     pool: Pool, parallelize: str, mesh: tuple[int, int]
 ) -> None:
-    """Within a part of the batch, ranks along the other axis hold shards and operands of the tensors in between."""
     for dtype in limits.DTYPES:
         kinds = {verdict.kind for verdict in check("module", deep_case(parallelize, mesh, dtype=dtype), pool)}
         assert kinds == {"holds"} or (dtype == "bfloat16" and kinds == {"holds", "inconclusive"})
@@ -129,7 +128,6 @@ def test_message_names_the_first_wrong_submodule_on_two_axes(
 
 
 def test_reference_runs_once_on_each_part_of_the_batch() -> None:
-    """Rows and gradients equal the ones on a mesh of one axis with as many parts."""
     case = case_of("fsdp2_tp", (2, 2))
     alone = ModuleCase(build=MLP, parallelize="", world_size=2, batch="mean of parts", x_shape=(4, 3))
     found = expect(case, 0).tensors
@@ -142,7 +140,6 @@ def test_reference_runs_once_on_each_part_of_the_batch() -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["fsdp2_tp", "ddp_megatron"])
 def test_property_on_two_axes_passes_its_claims_and_its_audit(pool: Pool, tmp_path: Path, parallelize: str) -> None:
-    """A program that reduces gradients along the first axis gets different rows there, without a setting."""
     prop = module_property(MLP, HERE + parallelize, [(2, 3), (3, 3), (4, 3)], axes=AXES)
     found = search(prop, Chunk(4, limits.DTYPES, 0, 8), pool, KnownFailures(), tmp_path)
     audited = audit(prop, pool, KnownFailures(), (4,), ("float32",))
@@ -153,7 +150,6 @@ def test_property_on_two_axes_passes_its_claims_and_its_audit(pool: Pool, tmp_pa
 
 @pytest.mark.ranks
 def test_meshes_of_every_shape_are_drawn(pool: Pool) -> None:
-    """Meshes on which the batch cannot be divided are left out."""
     space = Space((1, 2, 4), limits.DTYPES)
     prop = resolved(module_property(MLP, HERE + "fsdp2_tp", [(2, 3), (3, 3)], axes=AXES), pool, space)
     cases = drawn(prop.cases(space), 200)

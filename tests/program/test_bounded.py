@@ -72,7 +72,6 @@ def test_parts_with_too_wide_bounds_are_tried_once_for_all_world_sizes(monkeypat
 
 
 def test_refusal_names_a_smaller_shape_that_gives_a_conclusion() -> None:
-    """No dtype is wider, and one part is all that the module has."""
     message = told("chaos", (4, 60, 2), "float64", step=STEP)
 
     assert "use x of shape (4, 1, 2) in float64, which is enough; or judge a smaller part" in message

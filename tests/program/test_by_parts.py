@@ -132,7 +132,6 @@ def test_message_names_the_first_wrong_submodule_of_a_deep_module(
     [("twice", "twice_divided"), ("merged", "merged_divided"), ("partly_used", "partly_summed")],
 )
 def test_judge_rejects_an_error_in_any_recorded_tensor(pool: Pool, build: str, parallelize: str, dtype: str) -> None:
-    """Each tensor of right answers, spoilt on all ranks or on one, and nothing that follows from it, is red."""
     case = case_of(build, parallelize, x_shape=(2, 6), dtype=dtype)
     replies = pool.run("module", case)
     names = list(replies[0].answers[0].tensors)
@@ -168,7 +167,6 @@ def spoilt(
 
 @pytest.mark.ranks
 def test_in_place_addition_to_a_submodules_output_is_followed(pool: Pool) -> None:
-    """A tensor that is added in place to a part's output is added to that very output."""
     case = case_of("adds_in_place", "nothing_divided", x_shape=(2, 24))
 
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
@@ -253,7 +251,6 @@ def test_gradient_may_be_replicated_in_one_feature_and_partial_in_another(
 def test_gradient_of_a_tensor_is_judged_separately_for_each_submodule_using_it(
     pool: Pool, build: str, parts: list[str], dtype: str
 ) -> None:
-    """A parallel part that wraps its input gets the gradient of this use alone, not the sum over all users."""
     case = case_of(build, "users_parallel", x_shape=(2, 4, 6), dtype=dtype)
     verdicts = check("module", case, pool)
 
@@ -286,7 +283,6 @@ def test_wrong_gradient_of_one_use_of_a_tensor_is_rejected(pool: Pool, dtype: st
 def test_loss_scale_that_the_program_later_divides_out_is_reported(
     pool: Pool, parallelize: str, dtype: str, factor: float
 ) -> None:
-    """A program may scale its loss, and divide its gradients later."""
     verdicts = check("module", case_of("three_users", parallelize, x_shape=(2, 4, 6), dtype=dtype), pool)
 
     factors = {name: each for verdict in verdicts for name, each in verdict.judgement.factors.items()}
@@ -383,7 +379,6 @@ def test_capture_keeps_the_gradients_of_a_submodule_that_writes_to_its_input() -
 
 
 def test_captured_submodules_have_the_names_of_the_unsharded_module() -> None:
-    """A run that happened elsewhere is judged beside the unsharded module, name by name."""
     captured: dict[str, torch.Tensor] = {}
     for module in (parts_programs.three_users(), parts_programs.one_user_twice()):
         x = torch.linspace(-1, 1, 24).reshape(4, 6)
@@ -435,7 +430,6 @@ def test_layout_is_not_inferred_if_two_slices_are_equal_within_the_bound() -> No
 
 
 def test_nearest_layout_is_inferred_if_the_bound_allows_several() -> None:
-    """Either rank's share alone is within the bound too."""
     placed = {rank: {"name": Placed(VALUE * share, UNTOLD)} for rank, share in enumerate((0.75, 0.25))}
     right = Bounded(VALUE, torch.full_like(VALUE, 10.0))
     whole = held_by_ranks(case_of("deep", "halved"), placed, 0)("name", right)
@@ -491,7 +485,6 @@ def test_columns_on_other_ranks_are_never_matched_as_moved_rows() -> None:
 
 
 def test_reference_continues_from_a_copy_of_the_recorded_value() -> None:
-    """Gradients are added up in place."""
     forced = Forced(nn.Identity(), RunningError(arithmetic_of("float64"), ranks=2), lambda *_: None)
     taken = forced._parts(Whole(VALUE, None, None, None), VALUE.dtype)
 

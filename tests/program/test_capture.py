@@ -106,7 +106,6 @@ def test_comparison_of_two_captured_runs_names_the_wrong_run(run: Path, tmp_path
 def test_submodule_after_an_inconclusive_output_is_judged(
     tmp_path: Path, part: int, factor: float, words: str, open_: str
 ) -> None:
-    """A conclusion about a part needs only a recorded value that is near."""
     module = cancelling()
     module[part].register_forward_hook(lambda _, __, given: given * factor)  # type: ignore[index]
     with equivtest.capture(module, tmp_path / "run"):
@@ -523,7 +522,6 @@ def test_judging_a_captured_run_with_a_wrong_or_missing_model_is_refused(run: Pa
 
 
 def test_submodules_captured_separately_are_judged_separately(tmp_path: Path, command: Command) -> None:
-    """Within the second block its last layer is wrong; the first block does not know."""
     captured(tmp_path / "run", more, alone=("?",))
     ended = command(tmp_path, "judge", "run", "--reference", HERE + "blocks")
 
@@ -560,7 +558,6 @@ def test_capturing_only_a_submodule_that_shares_a_parameter_is_refused(tmp_path:
 def test_captured_ranks_that_began_with_unequal_values_are_refused(
     copy: Path, name: str, batch: str, words: str
 ) -> None:
-    """Ranks may start with different values only if their rows differ, or if the forward changes the buffer."""
     second_rank(copy)
     second = copy / TENSORS.replace("0.", "1.")
     file = TensorFile(second)

@@ -143,7 +143,6 @@ def test_recomputation_by_checkpointing_does_not_count_as_a_micro_batch(tmp_path
 
 
 def test_accumulated_gradient_rounded_after_each_addition_is_within_its_bound() -> None:
-    """Each addend after the first is less than half an ulp of the sum, and is lost."""
     small = 2.0**-9 * 0.99
     shares = torch.tensor([[1.0, *[small] * 63], [-0.5, *[-small / 2] * 63]]).bfloat16()
     exact = shares.double().sum(0)

@@ -57,7 +57,6 @@ def test_buffers_and_submodules_within_a_wrapper_keep_their_names(wrap: Wrap) ->
     ids=["own wrapper", "whole", "part", "checkpointed", "no wrapper"],
 )
 def test_tensors_of_an_unknown_module_are_named_without_wrappers(wrapped: nn.Module, own: str) -> None:
-    """A job that is captured has no unsharded module."""
     assert own in by_own_name(wrapped, wrapped.named_parameters())
 
 

@@ -59,7 +59,6 @@ def failed(case: ModuleCase, pool: Pool) -> list[Verdict]:
 
 @pytest.mark.ranks
 def test_failure_in_a_program_with_complex_operations_has_a_fault_line(pool: Pool) -> None:
-    """Each operation is judged separately, as pairs of real numbers; the fault is an extra call on the second rank."""
     verdict, *_ = failed(case_of("by_layer", "conjugated_on_one"), pool)
 
     assert verdict.judgement.mismatches[0].tensor == "output"

@@ -87,7 +87,6 @@ def test_gradients_compressed_to_float16_are_rejected(pool: Pool) -> None:
 def test_right_programs_that_average_gradients_pass(
     pool: Pool, tmp_path: Path, build: str, parallelize: str, world_size: int
 ) -> None:
-    """Covers integers and real numbers, with rows that the ranks share evenly and unevenly."""
     found = searched(claimed(build, parallelize), pool, tmp_path, world_size)
 
     assert failing(found) == set()
@@ -146,7 +145,6 @@ def test_right_program_with_an_unused_parameter_passes(pool: Pool, parallelize: 
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_number_returned_by_each_rank_is_judged_as_one_row_of_the_output(pool: Pool, world_size: int) -> None:
-    """A loss is such a number; x may have one dim, too."""
     case = case_of("one_number", world_size=world_size, x_shape=(5,))
 
     assert case.shapes()["output"] == (world_size,)
@@ -155,7 +153,6 @@ def test_number_returned_by_each_rank_is_judged_as_one_row_of_the_output(pool: P
 
 @pytest.mark.ranks
 def test_module_that_mixes_rows_passes_if_each_rank_mixes_only_its_own_rows(pool: Pool) -> None:
-    """The module mixes only the rows that a rank has."""
     case = case_of("ranked", world_size=3, dtype="float64", values=(("real", 0),))
 
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
@@ -172,7 +169,6 @@ def test_gradients_on_seven_ranks_may_be_multiplied_by_a_rounded_seventh(pool: P
 
 @pytest.mark.parametrize(("batch", "divisor"), [(MEAN, 3), (SUM, 1)])
 def test_reference_runs_the_unsharded_module_on_each_part_of_the_batch(batch: str, divisor: int) -> None:
-    """The softmax is over the rows of a part.  Gradients of parameters are summed; gradients of x are not."""
     case = case_of("ranked", batch=batch, world_size=3, dtype="float64", values=(("real", 0),))
     given = draw(case, 0)
     found = expect(case, 0).tensors
@@ -274,7 +270,6 @@ def test_batch_probe_that_cannot_import_the_program_raises_misuse(pool: Pool) ->
     ],
 )
 def test_unknown_reduction_of_gradients_raises_misuse(pool: Pool, parallelize: str, told: str, detail: str) -> None:
-    """The first line names the way out; the lines below show the line of the program, or the rank's output."""
     with pytest.raises(Misuse, match=f"{told}.*batch='whole'.*\n") as caught:
         resolved(claimed("mlp", parallelize, limit_s=5.0), pool)
     assert re.search(detail, str(caught.value).partition("\n")[2])
@@ -293,7 +288,6 @@ def test_declared_batch_overrides_the_probed_batch(pool: Pool, given: dict[str, 
 
 @pytest.mark.ranks
 def test_batch_stays_whole_if_data_parallelism_covers_only_some_ranks(pool: Pool) -> None:
-    """Ranks of one group of tensor parallelism have the same rows."""
     space = Space((4,), limits.DTYPES)
     prop = resolved(claimed("mlp", "fsdp2_over_tensor_parallelism"), pool, space)
 

@@ -62,7 +62,6 @@ SHAPES = {"weight": (4, 3), "bias": (4,)}
 def test_right_program_with_plain_shards_passes(
     pool: Pool, build: str, parallelize: str, world_size: int, dtype: str
 ) -> None:
-    """Rows, columns, heads, padding and flat parameters: exactly."""
     case = case_of(build, parallelize, world_size=world_size, dtype=dtype)
 
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
@@ -133,7 +132,6 @@ def test_elements_that_tracing_cannot_locate_raise_misuse(pool: Pool, paralleliz
 
 @pytest.mark.ranks
 def test_layout_declared_by_the_user_function_is_used(pool: Pool) -> None:
-    """A declared layout replaces the one read from the values; None means that the name decides."""
     case = case_of("mlp", "megatron", placed=HERE + "rows_and_columns", world_size=3)
 
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
@@ -187,7 +185,6 @@ def test_plain_shards_are_judged_by_parts_on_real_values(pool: Pool, parallelize
 def test_property_of_plain_shards_passes_its_claims_and_its_audit(
     pool: Pool, tmp_path: Path, build: str, parallelize: str
 ) -> None:
-    """With flat parameters each rank has different rows, without a setting."""
     prop = module_property(HERE + build, HERE + parallelize, ((1, 3), (2, 3), (3, 3), (4, 3)))
     found = search(prop, Chunk(2, limits.DTYPES, 0, 8), pool, KnownFailures(), tmp_path)
     audited = audit(prop, pool, KnownFailures(), (2,), ("float32",))
@@ -199,7 +196,6 @@ def test_property_of_plain_shards_passes_its_claims_and_its_audit(
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["megatron", "fsdp1", "fsdp1_flat"])
 def test_training_steps_on_plain_shards_are_judged_by_element(pool: Pool, parallelize: str) -> None:
-    """Parameters and optimizer states are compared for the elements that the rank holds."""
     steps = {"optimizer": HERE + "adamw", "steps": 2, "values": (("real", 0),)}
     verdicts = {verdict.claim: verdict.kind for verdict in check("module", case_of("mlp", parallelize, **steps), pool)}
 
@@ -225,7 +221,6 @@ def test_values_used_for_tracing_are_distinct_and_exact_in_every_dtype(num: int)
 
 
 def test_tracing_finds_elements_that_were_moved_or_padded() -> None:
-    """Covers flattening with padding, a permutation, and elements that belong to no parameter."""
     flat = lambda whole: torch.cat([whole["bias"], torch.full((2,), 42.0), whole["weight"].mT.flatten()])  # noqa: E731
     places = read_places(SHAPES, lambda whole: {"flat": flat(whole), "own": torch.randn(3)}, "it")
 
@@ -239,7 +234,6 @@ def test_tracing_finds_elements_that_were_moved_or_padded() -> None:
 
 
 def test_tracing_finds_both_copies_of_an_element_in_two_tensors() -> None:
-    """Tied halves are such elements."""
     places = read_places(SHAPES, lambda whole: {"one": whole["weight"], "two": whole["weight"][:1]}, "it")
 
     assert [place.holder for place in places["weight"]] == ["one", "two"]

@@ -65,7 +65,6 @@ def failing(found: Findings) -> set[tuple[str, str]]:
 def test_right_program_with_named_inputs_and_a_dict_of_outputs_passes(
     pool: Pool, tmp_path: Path, parallelize: str
 ) -> None:
-    """Covers every dtype, for equality; ids above the middle and below it, a whole number among the outputs."""
     prop = module_property(HERE + "looked", HERE + parallelize, inputs=LOOKED, positional=("ids",))
     found = searched(prop, pool, tmp_path)
 
@@ -113,7 +112,6 @@ def test_message_names_the_wrong_parameter_or_buffer_of_a_model(
 
 
 def test_reference_computes_a_loss_and_buffers_for_each_part_of_the_batch() -> None:
-    """Two rows and one: buffers and losses are each rank's own, gradients are averaged."""
     case = model_case("searching")
     found, given = expect(case, 0).tensors, draw(case, 0)
 
@@ -138,7 +136,6 @@ def test_frozen_parameter_has_no_gradient(batch: str) -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize("build", ["batch_norm", "batch_norm_in_eval"])
 def test_batch_norm_is_judged_with_its_running_statistics(pool: Pool, build: str) -> None:
-    """In training, each rank's running statistics follow its rows."""
     fields: dict[str, Any] = {"x_shape": (5, 3), "inputs": (), "sizes": (), "dtype": "float64", "values": REAL}
     case = case_of(build, "ddp", batch="mean of parts", **fields)
     changed = {name for name in case.answer_names() if name.startswith("buffer.")}
@@ -150,7 +147,6 @@ def test_batch_norm_is_judged_with_its_running_statistics(pool: Pool, build: str
 
 @pytest.mark.ranks
 def test_router_that_reads_the_number_of_rows_has_a_narrow_bound(pool: Pool) -> None:
-    """The router is judged if its choice is certain."""
     case = case_of("router", "ddp", x_shape=(5, 6), inputs=(), sizes=(), dtype="float64", values=REAL, batch="whole")
 
     assert expect(case, 0).tensors["output"].allowed is not None
@@ -350,7 +346,6 @@ def test_drawn_ids_include_the_smallest_and_largest_and_masks_keep_every_row(see
 
 
 def test_drawn_targets_include_an_unignored_target_on_each_rank() -> None:
-    """Also for targets of one dim, one for each row of the batch."""
     source = torch.Generator().manual_seed(0)
     found = [make_whole_numbers("targets(5, -100)", (9,), 3, source) for _ in range(20)]
 

@@ -48,7 +48,6 @@ def case_of(build: str = "mlp", parallelize: str = "tensor_parallel", **fields: 
     ],
 )
 def test_right_parallel_module_passes(pool: Pool, build: str, parallelize: str, world_size: int, dtype: str) -> None:
-    """Divided, gathered or replicated: gradients that are averaged over equal rows, too."""
     case = case_of(build, parallelize, world_size=world_size, dtype=dtype, values=(("dense", 0), ("dense", 1)))
 
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
@@ -82,7 +81,6 @@ def test_module_that_cannot_be_judged_raises_misuse(pool: Pool, parallelize: str
 
 @pytest.mark.ranks
 def test_sharded_gradient_of_an_unsharded_parameter_raises_misuse(pool: Pool) -> None:
-    """The parameter is whole, so it is unknown which part the gradient is."""
     with pytest.raises(Misuse, match=r"gradient of weight is a plain tensor .* \(2, 3\), .* \(4, 3\): make the shard"):
         judge("module", case_of("linear", "gradients_in_parts"), pool)
 
@@ -90,7 +88,6 @@ def test_sharded_gradient_of_an_unsharded_parameter_raises_misuse(pool: Pool) ->
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["ddp_that_finds_unused", "fsdp2", "tensor_parallel_in_part"])
 def test_unused_parameter_has_no_gradient(pool: Pool, parallelize: str) -> None:
-    """It is None or zeros, depending on the wrapper."""
     case = case_of("spare", parallelize, values=(("dense", 0), ("dense", 1)), repeats=True)
 
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
@@ -105,7 +102,6 @@ def test_gradient_of_an_unused_parameter_is_rejected(pool: Pool, parallelize: st
 
 @pytest.mark.ranks
 def test_missing_gradient_is_rejected(pool: Pool) -> None:
-    """The unsharded module has this gradient."""
     message = r"grad\.used\.bias(.|\n)*on this rank \.grad of used\.bias is None(.|\n)*way out   .* has a gradient"
     with pytest.raises(ShapeMismatch, match=message):
         check("module", case_of("spare", "without_a_gradient"), pool)
@@ -128,7 +124,6 @@ def test_missing_gradient_is_rejected(pool: Pool) -> None:
 def test_output_of_a_wrong_shape_fails_and_the_message_names_its_shard(
     pool: Pool, parallelize: str, message: str
 ) -> None:
-    """The kind is no misuse, so the search shrinks it."""
     with pytest.raises(RankRaised, match=message):
         check("module", case_of("linear", parallelize), pool)
 
@@ -168,7 +163,6 @@ def test_module_case_with_integers_that_could_round_is_refused(case: ModuleCase,
 
 
 def test_reference_is_the_unsharded_module() -> None:
-    """Covers its gradients too; a weight that is used twice is one parameter."""
     case = case_of("tied")
     x, weight, cotangent = (draw(case, 0)[name].double() for name in ("x", "first.weight", "cotangent"))
     found = expect(case, 0).tensors
@@ -237,7 +231,6 @@ def test_module_with_too_wide_bounds_raises_misuse_if_by_parts_is_false(build: s
 def test_dtypes_in_which_a_module_cannot_be_judged_are_left_out(
     pool: Pool, tmp_path: Path, dtypes: tuple[str, ...], judged: set[str], left_out: tuple[str, ...]
 ) -> None:
-    """Be it all that a run has: in others it can be."""
     prop = module_property(HERE + "norm", HERE + "whole", ((2, 3),), by_parts=False)
     found = search(prop, Chunk(1, dtypes, 0, 3), pool, KnownFailures(), tmp_path)
 
@@ -271,7 +264,6 @@ def test_right_module_that_rounds_passes_within_its_bounds(
 
 
 def test_builder_with_random_numbers_builds_equal_modules_every_time() -> None:
-    """Covers the parent and every rank."""
     first = call_builder(HERE + "noisy").get_buffer("noise")
     torch.rand(1)  # as a process may that has done something else
     state = torch.get_rng_state()
@@ -281,7 +273,6 @@ def test_builder_with_random_numbers_builds_equal_modules_every_time() -> None:
 
 
 def test_module_may_create_its_mask_in_the_forward() -> None:
-    """It makes it on the CPU, when its shapes are computed on no device."""
     case = case_of("masked", dtype="float64", values=(("real", 0),))
 
     assert expect(case, 0).tensors["output"].value.shape == (2, 3)

@@ -95,7 +95,6 @@ def test_oracle_ignores_recorded_operands_of_a_different_computation() -> None:
 
 
 def test_wrong_output_of_recorded_attention_is_beyond_its_bound() -> None:
-    """A wrong one is no operand of another way."""
     held = held_of(rotated, X)
     wrong = held | {name: held[name] * 2 for name in ("boundary.0", "boundary.0:attention:output")}
     run, _, _ = forced(rotated, X, wrong)

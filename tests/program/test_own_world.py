@@ -36,7 +36,6 @@ def case_of(parallelize: str, **fields: Any) -> ModuleCase:
 @pytest.mark.parametrize("world_size", limits.WORLD_SIZES)
 @pytest.mark.parametrize("fields", [SET_UP | TEAR_DOWN, SET_UP], ids=["with tear_down", "without tear_down"])
 def test_library_is_set_up_for_each_case(pool: Pool, fields: dict[str, str], world_size: int) -> None:
-    """The library refuses a second set-up."""
     for _ in range(2):
         verdicts = check("module", case_of("library", world_size=world_size, **fields), pool)
         assert {verdict.kind for verdict in verdicts} == {"holds"}
@@ -44,7 +43,6 @@ def test_library_is_set_up_for_each_case(pool: Pool, fields: dict[str, str], wor
 
 @pytest.mark.ranks
 def test_state_of_a_library_ends_with_its_case_without_a_tear_down_function(pool: Pool) -> None:
-    """The next case gets the library in its initial state."""
     check("module", case_of("library", **SET_UP), pool)
 
     with pytest.raises(RankRaised, match="tensor parallelism is not initialized"):
@@ -54,7 +52,6 @@ def test_state_of_a_library_ends_with_its_case_without_a_tear_down_function(pool
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", limits.WORLD_SIZES)
 def test_environment_variables_name_rank_and_store_if_needs_world_is_true(pool: Pool, world_size: int) -> None:
-    """The environment names the rank and a store of all ranks; a program that does not need the world gets neither."""
     check("module", case_of("asks_its_environment", world_size=world_size), pool)
     check("module", case_of("asks_in_vain", world_size=world_size, needs_world=False), pool)
 
@@ -105,7 +102,6 @@ def test_error_of_a_program_is_reported_although_tear_down_raises(pool: Pool) ->
 def test_property_of_a_library_passes_its_claims_and_its_audit(
     pool: Pool, tmp_path: Path, tear_down: dict[str, str]
 ) -> None:
-    """Its group's collectives are audited like the mesh's."""
     prop = module_property(HERE + "mlp", HERE + "library", [(2, 3)], **SET_UP, **tear_down)
     found = search(prop, Chunk(2, limits.DTYPES, 0, 3), pool, KnownFailures(), tmp_path)
     audited = audit(prop, pool, KnownFailures(), (2,), ("float32",))

@@ -41,7 +41,6 @@ def wrong_tensors(case: ModuleCase, pool: Pool) -> set[str]:
 @pytest.mark.ranks
 @pytest.mark.parametrize("num_rows", [2, 3, 5])
 def test_right_step_that_returns_a_tensor_of_fixed_size_passes(pool: Pool, num_rows: int) -> None:
-    """Two numbers in one tensor are not the rows of a batch of two."""
     assert wrong_tensors(step_of(num_rows=num_rows), pool) == set()
 
 
@@ -54,7 +53,6 @@ def test_unreduced_tensor_of_fixed_size_that_a_step_returns_is_rejected(pool: Po
 
 @pytest.mark.ranks
 def test_message_names_the_factor_by_which_all_gradients_of_a_step_are_wrong(pool: Pool) -> None:
-    """Real numbers: their sums over the ranks round differently from the oracle's."""
     verdicts = judge("module", step_of("trains_twice_as_much", num_rows=5), pool)
     patterns = {mismatch.pattern for verdict in verdicts for mismatch in verdict.judgement.mismatches}
 
@@ -115,7 +113,6 @@ def test_right_evaluation_step_passes_without_gradients(pool: Pool, num_rows: in
 
 @pytest.mark.ranks
 def test_evaluation_step_without_a_reduction_is_rejected(pool: Pool) -> None:
-    """The step calls no collective."""
     case = step_of("evaluates_own_rows", build=f"{HERE}evaluated", optimizer="", num_rows=3)
 
     assert wrong_tensors(case, pool) == {"output.loss", "output.sums", "output.counts"}

@@ -75,7 +75,6 @@ def test_reduced_buffers_are_rejected_if_state_says_own_rows(pool: Pool, build: 
 
 
 def test_reference_runs_once_if_buffers_follow_the_whole_batch() -> None:
-    """The rows of a part alone have another mean."""
     case = case_of("normed", dtype="float64", values=(("real", 0),))
     found, own = (expect(each, 0).tensors for each in (case, case_of("normed", state=OWN, values=case.values)))
 

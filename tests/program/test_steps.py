@@ -112,7 +112,6 @@ CODES = [
 
 @pytest.mark.parametrize(("name", "code", "dtype"), CODES)
 def test_updates_of_torchs_optimizers_are_within_the_oracles_bounds(name: str, code: str, dtype: str) -> None:
-    """Ten steps in one process, by each of its codes, from the same gradients."""
     case = ModuleCase(**{**PERCEPTRON, "optimizer": f"{HERE}{name}", "dtype": "float32", "steps": 1})
     case = replace(case, dtype=dtype, by_parts=dtype == "bfloat16")
 
@@ -120,7 +119,6 @@ def test_updates_of_torchs_optimizers_are_within_the_oracles_bounds(name: str, c
 
 
 def test_asgd_with_foreach_differs_from_the_oracle_by_a_float32_rounding() -> None:
-    """The optimizer for one tensor takes the step's number as a Python number, and rounds only the result."""
     case = ModuleCase(**{**PERCEPTRON, "optimizer": f"{HERE}asgd", "dtype": "float64", "steps": 1})
 
     assert worst_of(case, f"{HERE}asgd_foreach", num_steps=2) > 1e6
@@ -152,7 +150,6 @@ def worst_of(case: ModuleCase, real: str, num_steps: int) -> float:
 @pytest.mark.ranks
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_update_that_is_smaller_on_one_rank_fails_and_names_step_and_rank(pool: Pool, dtype: str) -> None:
-    """At the first step, though another one follows, which writes to the same parameters."""
     verdicts = failed(ModuleCase(**{**PERCEPTRON, "optimizer": f"{HERE}halving", "dtype": dtype}), pool)
     training = [verdict for verdict in verdicts if verdict.claim == "trains_like_unsharded"]
 

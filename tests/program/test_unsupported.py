@@ -97,7 +97,6 @@ def test_reason_of_a_declined_case_is_shortened_to_one_line(pool: Pool, parallel
 
 @pytest.mark.ranks
 def test_longer_time_limit_gives_slow_ranks_more_time_to_decline(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each after as much work as the program takes."""
     monkeypatch.setattr(limits, "REFUSAL_GRACE_S", 0.5)
     kinds = [{v.kind for v in judge("module", case_of("one_after_the_other"), pool, limit_s=s)} for s in (60, 300)]
 
@@ -148,7 +147,6 @@ def test_search_counts_declined_cases_with_reasons(pool: Pool, tmp_path: Path) -
 def test_program_that_declines_the_batch_probe_declines_all_cases_of_this_world_size(
     pool: Pool, tmp_path: Path, world_size: int, batch: str
 ) -> None:
-    """It declines each case of that world size, also the one that asks how rows are divided."""
     found = searched(pool, tmp_path, claimed("replicates_on_two", batch=None), world_size)
 
     assert found.misuse == "" and {record.case["fields"].get("batch", "whole") for record in found.records} == {batch}
@@ -157,7 +155,6 @@ def test_program_that_declines_the_batch_probe_declines_all_cases_of_this_world_
 
 @pytest.mark.ranks
 def test_program_on_two_axes_that_declines_the_batch_probe_raises_misuse(pool: Pool) -> None:
-    """On another mesh of as many ranks it may accept, and there it is unknown how rows are divided."""
     prop = claimed("replicates_on_two", batch=None, axes=("dp", "tp"))
 
     with pytest.raises(
@@ -234,7 +231,6 @@ def test_audit_does_not_count_a_declined_case_as_a_rejection(pool: Pool) -> None
 @pytest.mark.ranks
 @pytest.mark.parametrize(("parallelize", "num_cases"), [("never", 0), ("divides", 4)])
 def test_declined_case_is_not_audited(pool: Pool, parallelize: str, num_cases: int) -> None:
-    """If it declines every case, the property has shown nothing."""
     found = audit(claimed(parallelize), pool, KnownFailures(), (2, 3), ("float32",))
 
     assert bool(found.declined) and (found.cases > 0) == (num_cases > 0)
@@ -275,7 +271,6 @@ def test_run_with_some_declined_cases_passes_and_lists_their_reasons(command: Co
 def test_run_ends_with_exit_code_2_if_every_case_on_several_ranks_is_declined(
     command: Command, tmp_path: Path, audited: str
 ) -> None:
-    """Though it holds on one rank."""
     code, told = run_of(command, tmp_path, "never", "--world-sizes=1,2", f"--audit={audited}")
 
     assert code == 2 and "mine: the program supports no case on several ranks that was tried: several ranks are" in told

@@ -39,7 +39,6 @@ def wrapper(pool: Pool) -> Iterator[Pool]:
     ],
 )
 def test_python_process_group_passes_the_cases_that_gloo_passes(subject: str, case: Case, wrapper: Pool) -> None:
-    """Including recorded visits, whose collectives are not judged there."""
     judged = {verdict.claim for verdict in check(subject, case, wrapper)}
     assert "equals_unsharded" in judged and "uses_only_collectives" not in judged
 

@@ -94,7 +94,6 @@ def test_run_on_a_wrong_backend_excuses_only_failures_of_torch(
 
 @pytest.mark.ranks
 def test_death_of_a_rank_after_its_answer_is_reported(pool: Pool) -> None:
-    """No reply tells of it, and the next case has new ranks."""
     case = FaultCase(world_size=2, numel=2, moment="after")
     with Pool(visit=VISIT, beside=pool) as own:
         pids = [int(reply.answers[0].tensors["output"].local[0].item()) for reply in own.run("nothing", case)]
@@ -141,7 +140,6 @@ def test_run_fails_if_a_rank_dies_between_two_cases() -> None:
 def test_message_names_the_collective_whose_probe_found_a_fault(
     planted: Callable[[str], Pool], fault: str, told: str
 ) -> None:
-    """The subject need not call that collective; a run reports the first one first."""
     with planted(fault) as pool:
         pool.run("zero3_fetch_all_gather", FETCH)
 
@@ -175,7 +173,6 @@ def test_message_names_the_collective_whose_probe_found_a_fault(
     ],
 )
 def test_backend_fault_that_no_probe_finds_fails_a_claim(pool: Pool, fault: str, case: CollectivesCase) -> None:
-    """And an honest group holds on the same case."""
     with Pool(UNUSUAL, environment={FAULT: "premultiplies"}, beside=pool) as honest:
         assert {verdict.kind for verdict in judge("collectives", case, honest)} == {"holds"}
     with Pool(UNUSUAL, environment={FAULT: fault}, beside=pool) as deviating:
@@ -195,7 +192,6 @@ def test_backend_fault_that_no_probe_finds_fails_a_claim(pool: Pool, fault: str,
 def test_run_fails_and_prints_first_that_a_probe_found_a_fault(
     on_planted: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, fault: str, told: str
 ) -> None:
-    """For a collective that the property does not call, and for one that leaves no world alive."""
     monkeypatch.setattr("equivtest.base.limits.PROBE_S", 3.0)  # shortens the wait for a probe that hangs
     done = on_planted(fault, "--audit=off")
 
@@ -208,7 +204,6 @@ def test_run_fails_and_prints_first_that_a_probe_found_a_fault(
 def test_conformance_run_reports_a_wrong_backend_value_as_failed(
     on_planted: Callable[..., Ended],
 ) -> None:
-    """And neither not supported nor the user's to leave out; of one search, and with one claim."""
     done = on_planted("swapped_gather", "--profile=conformance", "-k", "w2-0 or equals_unsharded")
     summary = done.stdout.partition("= equivtest =")[2].splitlines()
 
@@ -221,7 +216,6 @@ def test_conformance_run_reports_a_wrong_backend_value_as_failed(
 
 @pytest.mark.parametrize("heard_first", [0, 1])
 def test_probe_reports_the_lowest_rank_with_a_wrong_value(heard_first: int) -> None:
-    """The order of arrival does not matter: the same backend gets the same report."""
     replies = [
         Reply(
             rank=rank, outcome="raised", error_type="Wrong", error_text=f"got {rank}", at_s=float(rank != heard_first)
@@ -266,7 +260,6 @@ def test_run_on_a_right_process_group_passes(on_planted: Callable[..., Ended]) -
 def test_cases_are_not_run_after_the_probe_of_a_collective_hangs(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, fault: str, collective: str
 ) -> None:
-    """Every further case is answered at once with its name, on any world size and in any dtype."""
     monkeypatch.setattr("equivtest.base.limits.PROBE_S", 2.0)
     with Pool(UNUSUAL, environment={FAULT: fault}, beside=pool) as hanging:
         hanging.run("rowwise_linear", LINEAR)
@@ -301,7 +294,6 @@ def test_probe_on_many_ranks_gets_a_longer_time_limit(pool: Pool, monkeypatch: p
 
 @pytest.mark.ranks
 def test_refused_collective_makes_only_the_cases_that_need_it_unsupported(planted: Callable[[str], Pool]) -> None:
-    """The dtype's other cases are judged, in the same processes."""
     with planted("refuses") as pool:
         refused = pool.run("rowwise_linear", LINEAR)
         world = pool._worlds[2].pids
@@ -319,7 +311,6 @@ def calls(*names: str, numel: int = 33) -> CollectivesCase:
 
 @pytest.mark.ranks
 def test_collective_that_is_refused_after_a_successful_probe_fails(planted: Callable[[str], Pool]) -> None:
-    """Only for the size that the probe did not try."""
     with planted("refuses_large") as pool:
         assert check("collectives", calls("broadcast", numel=30), pool)
         with pytest.raises(RankRaised, match="refused, but its probe on 2 ranks worked: broadcast of float32"):
@@ -330,7 +321,6 @@ def test_collective_that_is_refused_after_a_successful_probe_fails(planted: Call
 def test_collective_that_is_refused_on_only_one_rank_fails(
     planted: Callable[[str], Pool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others wait for that rank; and the next case finds new ranks."""
     monkeypatch.setattr("equivtest.base.limits.REFUSAL_GRACE_S", 1.0)
     with planted("refuses_on_one_rank") as pool:
         begun_s = time.monotonic()
@@ -342,7 +332,6 @@ def test_collective_that_is_refused_on_only_one_rank_fails(
 
 @pytest.mark.ranks
 def test_collective_that_every_rank_refuses_is_reported_with_its_reduction(planted: Callable[[str], Pool]) -> None:
-    """Maxima, which are probed, and products, which are not."""
     with planted("refuses_max") as pool:
         for name in ("all_reduce_max", "all_reduce_product"):
             replies = pool.run("collectives", calls(name, "all_reduce_sum"))
@@ -355,7 +344,6 @@ def test_collective_that_every_rank_refuses_is_reported_with_its_reduction(plant
 def test_remaining_collectives_of_a_case_with_a_refused_collective_are_judged(
     planted: Callable[[str], Pool], tmp_path: Path, fault: str, failing: list[str]
 ) -> None:
-    """As a separate case; the whole one stays not supported, allowed or not."""
     whole = calls(*ALL_REDUCE)
     prop = replace(shipped()["collectives"], examples=(whole,), cases=lambda space: st.just(whole))
     with planted(fault) as pool:
@@ -374,7 +362,6 @@ def test_remaining_collectives_of_a_case_with_a_refused_collective_are_judged(
 def test_check_raises_broken_setup_if_a_probe_fails_although_the_claim_holds(
     planted: Callable[[str], Pool], case: Case
 ) -> None:
-    """The fault is in a collective that neither subject calls."""
     subject = "rowwise_linear" if case is LINEAR else "zero3_fetch_all_gather"
     with planted("nothing_exchanged") as pool, pytest.raises(BrokenSetup, match="all_to_all_single of bfloat16 on 2"):
         check(subject, case, pool)
@@ -438,7 +425,6 @@ def test_unknown_name_in_the_allow_unsupported_option_raises_misuse(name: str, t
 
 
 def test_allow_unsupported_option_can_name_a_single_reduction() -> None:
-    """And with all others of its function."""
     lacking = ("float16:all_reduce_avg",)
 
     assert is_allowed(lacking, parse_allowed(lacking)) and is_allowed(lacking, parse_allowed(["float16:all_reduce"]))
@@ -448,7 +434,6 @@ def test_allow_unsupported_option_can_name_a_single_reduction() -> None:
 
 @pytest.mark.parametrize("name", ["monitored_barrier", "all_reduce_premul", "reduce_scatter_tensor_premul"])
 def test_collective_that_torch_documents_for_one_backend_may_be_unsupported_on_others(name: str) -> None:
-    """But not beside something else."""
     assert is_allowed((f"float32:{name}",), ())
     assert not is_allowed((f"float32:{name}", "float32:barrier"), ())
 

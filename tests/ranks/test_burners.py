@@ -32,7 +32,6 @@ def test_burner_processes_use_processor_time() -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_burner_processes_end_with_their_run(tmp_path: Path, how: signal.Signals) -> None:
-    """However it ends; a job in the background is begun with SIGINT ignored."""
     run = marked_run(tmp_path)
     code = (
         "import signal, time\nfrom tests.ranks.burners import burning\n"

@@ -27,12 +27,10 @@ def pool(pool: Pool) -> Iterator[Pool]:
 
 @pytest.mark.parametrize("cell", FEW, ids=lambda cell: cell.id)
 def test_faulty_rank_is_reported_first_within_the_time_limit(pool: Pool, cell: Cell) -> None:
-    """The right rank first, within the limit, with its words; then the next case passes."""
     assert run_cell(pool, cell).problems == ()
 
 
 def test_fault_matrix_has_every_fault_on_each_rank_at_each_moment() -> None:
-    """Three moments, on each rank of two and of three."""
     assert {cell.fault for cell in cells()} == FAULTS.keys() - {"nothing"}
     assert len(cells()) == 3 * (5 * len(NAMINGS) + 3 * len(AT_ONCE))
 
@@ -56,7 +54,6 @@ def test_fault_matrix_reports_a_fault_that_the_message_misnames(
 def test_fault_matrix_reports_a_late_answer_unless_the_machine_stood_still(
     pool: Pool, still_s: float, num_problems: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every answer comes later than a limit that has gone before the visit began."""
     monkeypatch.setattr("tests.ranks.fault_cells.LATE_S", -limits.CASE_S)
     result = run_cell(pool, Cell("raises", "after", 2, (0,)), lambda begun_s, ended_s: still_s)
     assert len(result.problems) == num_problems and result.still_s == still_s

@@ -29,17 +29,14 @@ FINE = Reply(rank=5, outcome="answered", at_s=0.1)
 
 
 def test_first_cause_is_none_if_no_rank_failed() -> None:
-    """Ranks that answered, or did not run, are no cause."""
     assert first_cause([FINE, Reply(rank=0, outcome="not_supported"), Reply(rank=1, outcome="not_in_mesh")]) is None
 
 
 def test_first_cause_is_the_earliest_rank_that_failed_by_itself() -> None:
-    """If two ranks have their own reasons, the earlier one is the cause."""
     assert first_cause([FINE, LOST_PEER, KILLED, OWN, WAITING]) is OWN
 
 
 def test_first_cause_is_a_lost_or_looping_rank_rather_than_its_peer() -> None:
-    """However early a survivor spoke, a lost or looping rank is the likelier cause."""
     assert first_cause([LOST_PEER, KILLED]) is KILLED
     assert first_cause([LOST_PEER, LOOPING]) is LOOPING
     assert first_cause([LOST_PEER, FINE]) is LOST_PEER
@@ -51,6 +48,5 @@ def test_first_cause_is_a_rank_that_raised_rather_than_a_rank_that_waits() -> No
 
 
 def test_first_cause_is_a_silent_rank_outside_a_collective() -> None:
-    """Ranks that wait in a collective wait for the one that does not."""
     assert first_cause([WAITING, LOOPING]) is LOOPING
     assert first_cause([WAITING_FOR_TENSOR, LOOPING]) is LOOPING

@@ -25,7 +25,6 @@ FEW = [
 @pytest.mark.ranks
 @pytest.mark.parametrize("cell", FEW, ids=str)
 def test_killed_run_leaves_no_process_and_no_file(cell: Cell, tmp_path: Path) -> None:
-    """However long that takes here, and the next run passes."""
     assert run_cell(cell, tmp_path).problems == ()
 
 
@@ -62,7 +61,6 @@ def test_left_over_process_is_reported_until_it_ends(run: Marked, planted: subpr
 
 
 def test_process_of_another_run_is_not_reported(run: Marked, tmp_path: Path) -> None:
-    """Not even one of another marked run."""
     stranger = marked_run(tmp_path)
     with subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, MARKER: stranger.token}
@@ -92,7 +90,6 @@ def test_left_over_shared_memory_is_reported(run: Marked) -> None:
 def test_left_over_scratch_directory_is_found_by_the_id_of_its_process(
     run: Marked, planted: subprocess.Popen[str]
 ) -> None:
-    """Also if its process has ended meanwhile; a stranger's directory is not ours."""
     run.processes()
     with (
         tempfile.TemporaryDirectory(prefix=f"equivtest-{planted.pid}-", dir=SHARED_MEMORY) as mine,

@@ -22,7 +22,6 @@ DEATHS = {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS}
 @pytest.mark.ranks
 @pytest.mark.parametrize("environment", [{}, {"GLOO_SOCKET_IFNAME": "lo"}], ids=["by host name", "by interface"])
 def test_rank_has_one_gloo_thread_for_each_of_its_groups(pool: Pool, environment: dict[str, str]) -> None:
-    """For the world's group, and for a mesh's in another order."""
     numbers = {}
     with Pool(environment=environment, beside=pool) as new:
         for members in ((), (1, 0)):
@@ -63,7 +62,6 @@ def test_gloo_with_two_threads_still_crashes_in_this_torch() -> None:
 
 
 def test_gloo_with_one_thread_survives_the_program_that_crashes_two_threads() -> None:
-    """Several times as many collectives as two survive."""
     ended = hammer(5, workers=1)
 
     assert ended.returncode == 0, ended.stderr

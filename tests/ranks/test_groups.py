@@ -54,7 +54,6 @@ CLAIMS = [claim for claim in DEFAULT_CLAIMS if claim.name != "gradients_equal_un
 def test_remaining_processes_form_as_many_further_meshes_as_possible(
     world_size: int, members: tuple[int, ...], num_processes: int, groups: tuple[tuple[int, ...], ...]
 ) -> None:
-    """As many as the other processes fill, in ascending order."""
     case = FetchCase(world_size=world_size, members=members)
 
     assert (case.num_processes, case.groups) == (num_processes, groups)
@@ -100,7 +99,6 @@ def test_processes_outside_every_mesh_are_not_judged() -> None:
 
 @pytest.mark.parametrize(("process", "name"), [(1, "rank 1 of 2 (process 1)"), (0, "rank 0 of 2 (process 0)")])
 def test_message_names_rank_and_process_of_a_wrong_value_in_each_mesh(process: int, name: str) -> None:
-    """In the case's own mesh and in the second one."""
     replies = set_element(right_replies(TWO_OF_FOUR), process, "param.0", (1,), 0.5)
     [verdict] = judge_replies("mine", TWO_OF_FOUR, replies, CLAIMS[:1])
 
@@ -109,7 +107,6 @@ def test_message_names_rank_and_process_of_a_wrong_value_in_each_mesh(process: i
 
 
 def test_replicas_are_compared_only_within_one_mesh() -> None:
-    """The second mesh agrees on another value: it is wrong, but its ranks agree."""
     replies = right_replies(TWO_OF_FOUR)
     for process in (0, 2):
         replies = set_element(replies, process, "param.0", (1,), 0.5)
@@ -140,7 +137,6 @@ def test_message_names_rank_and_process_of_an_exception() -> None:
 
 
 def test_refusal_claim_is_judged_only_on_ranks_of_a_mesh() -> None:
-    """Who takes no part cannot refuse; who takes part and answers has not refused."""
     case = RefusedFetchCase(world_size=2, misfit="in_flight", members=(2, 0))
     replies = [raised(0), Reply(rank=1, outcome="not_in_mesh"), raised(2)]
     [verdict] = judge_replies("mine", case, replies)
@@ -158,7 +154,6 @@ def test_changed_input_in_the_second_mesh_fails_the_claim() -> None:
 
 
 def test_descending_mesh_is_not_supported_if_torch_sorts_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found alike by every rank before it makes anything; ascending meshes need no new argument."""
     monkeypatch.setattr(dist, "new_group", lambda ranks: ranks)
     with pytest.raises(Unsupported, match=r"sorts the processes of a group, so it cannot make a mesh of \(3, 1\)"):
         _new_group((3, 1))
@@ -167,7 +162,6 @@ def test_descending_mesh_is_not_supported_if_torch_sorts_groups(monkeypatch: pyt
 
 
 def test_mesh_that_torch_cannot_make_is_reported_as_not_supported(tmp_path: Path) -> None:
-    """A reply like a probe's: no failure."""
     rank = Rank(Start(0, 1, Backend(), "nowhere:visit", str(tmp_path), [], [], b"/"))
 
     def work() -> None:
@@ -187,7 +181,6 @@ def places(case: FetchCase, pool: Pool) -> list[list[int] | str]:
 
 @pytest.mark.ranks
 def test_mesh_has_its_processes_in_the_order_that_the_case_lists(pool: Pool) -> None:
-    """Process, coordinate, rank in the group, and the sum of the group's processes, for every process."""
     assert places(TWO_OF_FOUR, pool) == [[0, 0, 0, 2], [1, 1, 1, 4], [2, 1, 1, 2], [3, 0, 0, 4]]
     assert places(TWO_OF_THREE, pool) == [[0, 1, 1, 2], "not_in_mesh", [2, 0, 0, 2]]
     assert places(replace(TWO_OF_FOUR, members=(1, 0)), pool) == [[0, 1, 1, 1], [1, 0, 0, 1]]
@@ -217,7 +210,6 @@ def test_torch_still_times_out_if_one_process_made_fewer_groups(pool: Pool) -> N
 @pytest.mark.ranks
 @pytest.mark.parametrize("members", [(3, 1), (2, 0), (1, 0), (0, 3)])
 def test_shipped_subjects_are_right_on_descending_and_partial_meshes(members: tuple[int, ...], pool: Pool) -> None:
-    """Fetched parameters, and a layer whose every tensor is uneven."""
     fetched = FetchCase(world_size=2, parameters=((5,), (3, 2)), requires_grad=(True, True), members=members)
     layer = LinearCase(
         world_size=2,
@@ -247,7 +239,6 @@ def test_shipped_subjects_are_right_on_descending_and_partial_meshes(members: tu
     ],
 )
 def test_message_names_the_rank_that_failed_in_the_second_mesh(program: str, kind: str, words: str, pool: Pool) -> None:
-    """Its peer hangs in a collective; the other mesh has answered, which the message says by process."""
     verdict = judge(PROGRAMS + program, TWO_OF_FOUR, pool, CLAIMS)[0]
 
     assert verdict.kind == kind and verdict.detail.startswith(words)
@@ -256,7 +247,6 @@ def test_message_names_the_rank_that_failed_in_the_second_mesh(program: str, kin
 
 @pytest.mark.ranks
 def test_message_names_rank_and_process_of_a_hang(pool: Pool) -> None:
-    """The message names the other processes too, in the parent's numbering."""
     replies = pool.run(PROGRAMS + "hangs_in_process_2", TWO_OF_FOUR, limit_s=1.5)
     detail = judge_replies("mine", TWO_OF_FOUR, replies, CLAIMS)[0].detail
 

@@ -59,7 +59,6 @@ def test_peer_with_a_wrong_secret_is_refused_at_once(hub: RunHub) -> None:
 
 
 def test_message_of_a_peer_without_the_secret_is_never_decoded(hub: RunHub) -> None:
-    """A valid slot message in place of the proof closes the connection."""
     hello = messages.encode(hello_of(OF_TORCHRUN))
     with socket.create_connection(("127.0.0.1", hub.port), 5) as stranger:
         stranger.sendall((len(hello).to_bytes(8, "little") + hello)[:64])  # the hub reads no more
@@ -141,7 +140,6 @@ def test_small_world_uses_ranks_on_every_host(world_size: int, places: list[tupl
 
 
 def test_clock_difference_is_computed_from_the_quickest_reply() -> None:
-    """One that takes seconds may have taken them on either way."""
     slot, now_s = link(0), time.monotonic()
     slot.hear_beat(messages.Beat(now_s, now_s + 1000))
     slot.hear_beat(messages.Beat(now_s - 5, now_s + 1000))
@@ -182,7 +180,6 @@ def ran_pids(hosts: Hosts) -> list[int]:
 
 @pytest.mark.ranks
 def test_ranks_on_other_hosts_run_collectives_and_reply(hosts: Hosts) -> None:
-    """They meet in a collective, and a reply of many bytes comes whole."""
     replies = hosts.pool.run("counts", TWO)
     large = hosts.pool.run("large", PlainCase(world_size=2, numel=limits.SHARED_BYTES))
 
@@ -249,7 +246,6 @@ def test_collectives_recorded_on_another_host_are_sent_in_messages(hosts: Hosts,
 
 @pytest.mark.ranks
 def test_case_during_which_a_host_is_lost_runs_again(hosts: Hosts) -> None:
-    """Its ranks end on both hosts, and a new world's ranks answer once the host is back."""
     busy: list[int] = []
 
     def cut() -> None:

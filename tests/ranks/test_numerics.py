@@ -107,7 +107,6 @@ def test_flushed_subnormals_fail_unless_the_backend_declares_them(
 
 
 def test_flushing_a_copied_subnormal_fails_although_the_backend_declares_flushing(flushing: Pool) -> None:
-    """A subject that flushes a parameter which an all_gather made whole."""
     subject = "tests.defects.zero3_fetch.memory:flushes_subnormals"
     prop = replace(test_zero3_fetch.zero3_fetch_all_gather, subject=subject)
     failing = kinds_of(prop, replace(FETCH, collective="all_gather"), flushing)
@@ -115,7 +114,6 @@ def test_flushing_a_copied_subnormal_fails_although_the_backend_declares_flushin
 
 
 def test_sums_truncated_toward_zero_fail_although_each_is_within_its_bound(pool: Pool) -> None:
-    """On three and four ranks; one addition that is cut instead of rounded is beyond its bound anyway."""
     cases = [case for case in test_redistribute.of_many_elements() if case.dtype == "bfloat16" and case.world_size > 2]
     with computing(pool, "cuts_toward_zero") as cutting:
         verdicts = [verdict for case in cases for verdict in judge("redistribute", case, cutting, [equals_unsharded])]

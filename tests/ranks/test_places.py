@@ -56,7 +56,6 @@ def test_place_of_a_rank_is_its_collective_and_the_calling_user_line(detail: str
 
 
 def test_rank_in_work_wait_is_reported_with_the_line_that_calls_it(tmp_path: Path) -> None:
-    """work.wait() has no frame: it is C++."""
     source = tmp_path / "source.py"
     source.write_text("\n" * 6 + "    work.wait()\n")
     assert str(place_of(stacks((str(source), "f")))) == "wait (source.py:7 in f)"
@@ -67,13 +66,11 @@ def reply(rank: int, outcome: Outcome, detail: str = "") -> Reply:
 
 
 def test_message_has_one_line_for_ranks_that_wait_at_one_place() -> None:
-    """One line for each place, and one for those that have answered."""
     replies = [reply(0, "timed_out", IN_WAIT), reply(1, "answered"), reply(2, "timed_out", IN_WAIT)]
     assert describe_places(replies) == "ranks 0, 2 are in wait_tensor (m.py:7 in h)\nrank 1 has answered"
 
 
 def test_message_begins_with_the_mismatch_if_ranks_are_in_different_collectives() -> None:
-    """If every rank is in a collective, but not in the same one."""
     mismatch = "ranks are in different collectives: rank 0 in all_reduce, rank 1 in all_gather_into_tensor"
     both = [reply(0, "lost", IN_ALL_REDUCE), reply(1, "timed_out", IN_ALL_GATHER)]
     assert describe_places(both).splitlines()[0] == mismatch
@@ -84,11 +81,9 @@ def test_message_begins_with_the_mismatch_if_ranks_are_in_different_collectives(
     "third", [reply(2, "timed_out", LOOPING), reply(2, "timed_out", IN_WAIT), reply(2, "lost", "killed by SIGKILL")]
 )
 def test_mismatch_of_collectives_is_reported_only_if_every_rank_is_in_one(third: Reply) -> None:
-    """The others may rightly wait for a rank elsewhere, each in its own collective."""
     replies = [reply(0, "timed_out", IN_ALL_REDUCE), reply(1, "timed_out", IN_ALL_GATHER), third]
     assert "different" not in describe_places(replies)
 
 
 def test_rank_that_raised_outside_a_collective_is_left_out_of_the_places() -> None:
-    """Their tracebacks say it."""
     assert describe_places([reply(0, "raised", LOOPING), reply(1, "answered")]) == ""

@@ -42,7 +42,6 @@ def found(pool: Pool, case: FetchCase) -> list[torch.Tensor]:
 @pytest.mark.ranks
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_new_memory_is_filled_with_the_large_byte_in_fill_mode_large(pool: Pool, dtype: str) -> None:
-    """For small and large tensors, also right after memory of that size was freed."""
     for tensor in found(pool, replace(FINDS, dtype=dtype, poison="large")):
         assert bool((tensor.view(torch.uint8) == poison.LARGE_BYTE).all()), tensor.shape
 
@@ -57,7 +56,6 @@ def test_new_memory_is_filled_with_nan_in_fill_mode_nan(pool: Pool, dtype: str) 
 @pytest.mark.ranks
 @pytest.mark.parametrize("before", ["large", "nan"])
 def test_memory_is_not_filled_if_the_case_turns_filling_off(pool: Pool, before: str) -> None:
-    """New memory has its old contents, ones, except for malloc's own notes at its edges."""
     found(pool, replace(FINDS, poison=before))
     for tensor in found(pool, replace(FINDS, poison="none"))[3:5]:
         assert bool((tensor[100:-100] == 1).all())
@@ -65,7 +63,6 @@ def test_memory_is_not_filled_if_the_case_turns_filling_off(pool: Pool, before: 
 
 @pytest.mark.parametrize("dtype", DTYPES.values())
 def test_fill_byte_gives_large_finite_numbers_in_every_dtype(dtype: torch.dtype) -> None:
-    """Far from any value that is drawn, in every dtype."""
     number = torch.full((dtype.itemsize,), poison.LARGE_BYTE, dtype=torch.uint8).view(dtype)
 
     assert bool(number.isfinite()) and float(number) > 6e4
@@ -89,7 +86,6 @@ def bits_of(replies: list[Reply]) -> list[torch.Tensor]:
 def test_answers_of_a_subject_do_not_depend_on_the_fill_value_of_new_memory(
     pool: Pool, subject: str, case: FetchCase | LinearCase
 ) -> None:
-    """The same bits under all three; of a fetch's partitions, whose padding the case fixes, too."""
     large, nan, none = (bits_of(pool.run(subject, replace(case, poison=each))) for each in POISONS)
 
     assert large
@@ -100,7 +96,6 @@ def test_answers_of_a_subject_do_not_depend_on_the_fill_value_of_new_memory(
 
 
 def test_filling_memory_restores_torchs_settings_even_if_the_subject_raises() -> None:
-    """Also if the subject raises; within the context, nondeterministic operations only warn."""
     before = torch.get_deterministic_debug_mode()
     with poison.poisoned("nan"):
         within = torch.is_deterministic_algorithms_warn_only_enabled(), torch.empty(3).isnan().tolist()

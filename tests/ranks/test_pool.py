@@ -79,7 +79,6 @@ def become_true(condition: Callable[[], bool], limit_s: float) -> bool:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_every_rank_replies(pool: Pool, world_size: int) -> None:
-    """A collective over the world counts its ranks; replies come by rank."""
     replies = pool.run("counts", PlainCase(world_size=world_size))
     assert [reply.rank for reply in replies] == list(range(world_size))
     assert [reply.answers[0].tensors["output"].local.item() for reply in replies] == [world_size] * world_size
@@ -87,7 +86,6 @@ def test_every_rank_replies(pool: Pool, world_size: int) -> None:
 
 
 def test_ranks_of_a_world_are_reused(pool: Pool) -> None:
-    """Two cases of one world size run in the same processes."""
     assert pids(pool) == pids(pool)
 
 
@@ -105,7 +103,6 @@ def test_pool_has_a_digest_of_each_file_that_only_ranks_import(pool: Pool) -> No
 @pytest.mark.parametrize("subject", ["raises_alone", "raises_late"])
 @pytest.mark.parametrize("culprit", [0, 1, 2])
 def test_reply_names_the_rank_that_raised(pool: Pool, subject: str, culprit: int) -> None:
-    """The culprit comes first with its traceback, its peers end with the grace, the next case passes."""
     begun_s = time.monotonic()
     cause = blamed(pool.run(subject, PlainCase(world_size=3, culprit=culprit)))
     assert time.monotonic() - begun_s < 5
@@ -125,14 +122,12 @@ def test_reply_names_the_rank_that_raised(pool: Pool, subject: str, culprit: int
 )
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_reply_names_the_rank_whose_process_ended(pool: Pool, subject: str, ending: str, culprit: int) -> None:
-    """A lost rank comes first with its signal or exit code, and the next case passes."""
     cause = blamed(pool.run(subject, PlainCase(world_size=2, culprit=culprit)))
     assert (cause.rank, cause.outcome, cause.error_text) == (culprit, "lost", ending)
     assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
 
 
 def test_message_on_a_lost_rank_has_its_output_and_stack(pool: Pool) -> None:
-    """The detail has the rank's output before its exit, and its stack at the crash."""
     assert "last words" in blamed(pool.run("exits_3", TWO)).detail
     assert "in crashes" in blamed(pool.run("crashes", TWO)).detail
 
@@ -143,7 +138,6 @@ def test_message_on_a_lost_rank_has_its_output_and_stack(pool: Pool) -> None:
 def test_message_has_the_stacks_of_ranks_that_do_not_answer(
     pool: Pool, subject: str, culprit: int, silent: list[int]
 ) -> None:
-    """Ranks that hang, in Python or in a collective, time out with stacks that name the function."""
     replies = pool.run(subject, PlainCase(world_size=2, culprit=culprit), limit_s=0.5)
     assert [reply.rank for reply in replies if reply.outcome == "timed_out"] == silent
     for rank in silent:
@@ -153,7 +147,6 @@ def test_message_has_the_stacks_of_ranks_that_do_not_answer(
 
 
 def test_rank_that_loops_outside_of_the_collective_is_blamed_for_a_hang(pool: Pool) -> None:
-    """The peers of a rank that loops only wait for it."""
     assert blamed(pool.run("hangs_in_python", PlainCase(world_size=2, culprit=1), limit_s=0.5)).rank == 1
 
 
@@ -168,18 +161,15 @@ def test_rank_that_loops_outside_of_the_collective_is_blamed_for_a_hang(pool: Po
 def test_exception_that_cannot_be_printed_or_pickled_is_sent_as_text(
     pool: Pool, subject: str, error_type: str, text: str
 ) -> None:
-    """An exception arrives as text though it cannot be printed, pickled or encoded."""
     cause = blamed(pool.run(subject, TWO))
     assert (cause.outcome, cause.error_type, cause.error_text) == ("raised", error_type, text)
 
 
 def test_misuse_on_a_rank_has_the_outcome_misused(pool: Pool) -> None:
-    """A subject that breaks its contract with the harness has not raised, but was misused."""
     assert outcomes(pool.run("misuses", TWO)) == ["misused"] * 2
 
 
 def test_second_reply_to_a_request_is_ignored(pool: Pool) -> None:
-    """The first of two replies to one request counts; late ones and old ones are dropped."""
     before = pids(pool)
     assert all("early" in reply.error_text for reply in pool.run("answers_twice", TWO))
     assert pids(pool) == before
@@ -187,18 +177,15 @@ def test_second_reply_to_a_request_is_ignored(pool: Pool) -> None:
 
 
 def test_unreadable_message_counts_as_a_lost_rank(pool: Pool) -> None:
-    """A message that cannot be read counts as a failure of the rank that sent it."""
     assert "cannot be read" in blamed(pool.run("talks_nonsense", TWO)).error_text
     assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
 
 
 def test_rank_that_closes_its_connection_is_lost(pool: Pool) -> None:
-    """A rank can not go on unseen: without its connection it ends at once."""
     assert outcomes(pool.run("stays_mute", TWO)) == ["lost"] * 2
 
 
 def test_pool_leaves_no_file_of_large_replies(pool: Pool) -> None:
-    """Tensors beyond limits.SHARED_BYTES arrive whole, and only the usual files stay."""
     numel = limits.SHARED_BYTES
     replies = pool.run("large", PlainCase(world_size=2, numel=numel))
     for rank, reply in enumerate(replies):
@@ -208,7 +195,6 @@ def test_pool_leaves_no_file_of_large_replies(pool: Pool) -> None:
 
 
 def test_stored_output_of_a_rank_is_limited(pool: Pool) -> None:
-    """A chatty rank fills no memory: the next request starts its output again."""
     assert outcomes(pool.run("prints_much", TWO)) == ["answered"] * 2
     pool.run("trivial", TWO)
     sizes = [file.stat().st_size for path in scratch_of(os.getpid()) for file in path.glob("output-[0-9]")]
@@ -216,20 +202,17 @@ def test_stored_output_of_a_rank_is_limited(pool: Pool) -> None:
 
 
 def test_rank_that_ends_between_cases_is_replaced(pool: Pool) -> None:
-    """A rank that answered and then ended does not fail the next case."""
     assert outcomes(pool.run("ends_later", TWO)) == ["answered"] * 2
     time.sleep(0.5)
     assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
 
 
 def test_processes_forked_by_a_rank_end_with_the_rank(pool: Pool) -> None:
-    """Children of a rank are killed with its world."""
     children = [int(reply.error_text.removeprefix("child ")) for reply in pool.run("forks", TWO)]
     assert become_true(lambda: not any(is_at_work(child) for child in children), 2)
 
 
 def test_temporary_files_of_a_killed_rank_are_removed_with_its_world(pool: Pool) -> None:
-    """They lie on the disk that temporary files go to, in a folder that the world removes, however full memory is."""
     lost = blamed(pool.run("killed_with_a_temporary_folder", TWO))
     (folder,) = (Path(line) for line in lost.detail.splitlines() if "checkpoint-" in line)
     assert folder.is_relative_to(tempfile.gettempdir()) and folder.parent != Path(tempfile.gettempdir())
@@ -237,7 +220,6 @@ def test_temporary_files_of_a_killed_rank_are_removed_with_its_world(pool: Pool)
 
 
 def test_slow_removal_of_directories_delays_no_answer(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Directories of a dead world are removed aside, yet before its pool is closed."""
     moves_again, remove = threading.Event(), scratch._remove
     monkeypatch.setattr(scratch, "_remove", lambda path: (moves_again.wait(5), remove(path)))
 
@@ -253,14 +235,12 @@ def test_slow_removal_of_directories_delays_no_answer(pool: Pool, monkeypatch: p
 def test_ranks_see_the_parents_environment_at_the_time_they_are_started(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Variables set after the server was started reach the worlds started from then on."""
     monkeypatch.setenv("EQUIVTEST_TEST", "5")
     pool.run("raises_everywhere", TWO)
     assert pool.run("sees_environment", TWO)[0].answers[0].tensors["output"].local.item() == 5
 
 
 def test_running_cases_does_not_change_the_environment_of_the_parent(pool: Pool) -> None:
-    """Variables of ranks and server do not leak into this process."""
     before = dict(os.environ)
     pool.run("raises_everywhere", TWO)
     pool.run("trivial", TWO)
@@ -268,21 +248,18 @@ def test_running_cases_does_not_change_the_environment_of_the_parent(pool: Pool)
 
 
 def test_processes_are_kept_after_an_expected_error_on_every_rank(pool: Pool) -> None:
-    """If every rank raised and they are still in step, the same processes continue."""
     before = pids(pool)
     assert outcomes(pool.run("raises_everywhere", TWO, keep_if_all_raised=True)) == ["raised"] * 2
     assert pids(pool) == before
 
 
 def test_processes_are_replaced_if_a_rank_left_a_collective_unfinished(pool: Pool) -> None:
-    """If every rank raised but one left a collective behind, the probe detects it."""
     before = pids(pool)
     assert outcomes(pool.run("raises_out_of_step", TWO, keep_if_all_raised=True)) == ["raised"] * 2
     assert not set(pids(pool)) & set(before)
 
 
 def test_processes_are_replaced_after_an_unexpected_error(pool: Pool) -> None:
-    """After an unexpected failure all processes are new."""
     before = pids(pool)
     pool.run("raises_everywhere", TWO)
     assert not set(pids(pool)) & set(before)
@@ -295,7 +272,6 @@ def test_probe_of_gloo_finds_every_dtype_supported(pool: Pool, dtype: str) -> No
 
 
 def test_pool_reports_the_collective_that_the_backend_computes_wrongly(pool: Pool) -> None:
-    """A group that does nothing is wrong, by name, and no excuse: cases run on it as on any other."""
     with Pool(Backend("fake"), visit=VISIT, beside=pool) as wrong:
         pytest.importorskip("torch.testing._internal.distributed.fake_pg")
         assert outcomes(wrong.run("trivial", TWO)) == ["answered"] * 2
@@ -306,7 +282,6 @@ def test_pool_reports_the_collective_that_the_backend_computes_wrongly(pool: Poo
 
 
 def test_run_all_yields_cases_in_order_despite_failures(pool: Pool) -> None:
-    """run_all yields each case with its replies, over world sizes and failures."""
     cases = [PlainCase(world_size=size, culprit=0) for size in (2, 3, 2)]
     seen = [(case, outcomes(replies)[0]) for case, replies in pool.run_all("killed", cases)]
     assert seen == [(case, "lost") for case in cases]
@@ -314,7 +289,6 @@ def test_run_all_yields_cases_in_order_despite_failures(pool: Pool) -> None:
 
 
 def test_ranks_run_the_next_case_while_the_parent_judges(pool: Pool) -> None:
-    """The next case has been sent when one is yielded: its replies are older than the judging."""
     stamps = []
     for _, replies in pool.run_all("trivial", [TWO, TWO, TWO]):
         stamps.append((replies[0].at_s, time.monotonic()))
@@ -323,7 +297,6 @@ def test_ranks_run_the_next_case_while_the_parent_judges(pool: Pool) -> None:
 
 
 def test_run_all_keeps_processes_after_a_case_that_every_rank_refuses(pool: Pool) -> None:
-    """run_all treats a case with a refusal as one that every rank should raise on."""
     before = pids(pool)
     refused = PlainCase(world_size=2, refused="too odd")
     assert [outcomes(replies) for _, replies in pool.run_all("raises_everywhere", [refused])] == [["raised"] * 2]
@@ -331,7 +304,6 @@ def test_run_all_keeps_processes_after_a_case_that_every_rank_refuses(pool: Pool
 
 
 def test_pool_can_run_a_case_after_run_all_was_closed_early(pool: Pool) -> None:
-    """A generator that is closed abandons the case under way; the pool lives on."""
     cases = pool.run_all("hangs_in_python", [PlainCase(world_size=1), PlainCase(world_size=2)])
     list(zip(range(0), cases, strict=False))
     running = pool.run_all("trivial", [TWO, TWO])
@@ -341,7 +313,6 @@ def test_pool_can_run_a_case_after_run_all_was_closed_early(pool: Pool) -> None:
 
 
 def test_least_recently_used_world_is_ended(pool: Pool) -> None:
-    """A pool of two worlds ends the first when a third is needed."""
     with Pool(visit=VISIT, max_worlds=2, beside=pool) as small:
         first = pids(small, 1)
         kept = pids(small, 2)
@@ -362,12 +333,10 @@ def test_ranks_are_replaced_only_if_another_test_file_uses_the_pool(pool: Pool) 
 
 @pytest.mark.parametrize("module", USERS)
 def test_every_module_that_the_fork_server_preloads_can_be_found(module: str) -> None:
-    """The server imports what it can and ignores the rest."""
     assert importlib.util.find_spec(module)
 
 
 def test_second_pool_has_separate_ranks_from_the_same_fork_server(pool: Pool) -> None:
-    """Which still forks when that pool is closed."""
     with Pool(visit=VISIT, beside=pool) as other:
         found = {*pids(pool), *pids(other)}
         servers = {psutil.Process(int(pid)).ppid() for pid in found}
@@ -378,7 +347,6 @@ def test_second_pool_has_separate_ranks_from_the_same_fork_server(pool: Pool) ->
 
 
 def test_closed_pool_leaves_no_process_directory_or_thread() -> None:
-    """After close there is no process, no directory and no thread more than before."""
     children = {child.pid for child in psutil.Process().children(recursive=True)}
     directories, threads = scratch_of(os.getpid()), psutil.Process().num_threads()
     descriptors = psutil.Process().num_fds()
@@ -395,7 +363,6 @@ def test_closed_pool_leaves_no_process_directory_or_thread() -> None:
 
 
 def test_dead_fork_server_is_replaced() -> None:
-    """When the server that forks ranks is killed, the next case starts another one."""
     with Pool(visit=VISIT) as pool:
         server = psutil.Process(int(pids(pool)[0])).parent()
         assert server is not None
@@ -405,7 +372,6 @@ def test_dead_fork_server_is_replaced() -> None:
 
 
 def test_pool_raises_misuse_in_a_forked_child(pool: Pool) -> None:
-    """The pool refuses to work in a forked child, and the parent's ranks are unharmed."""
     before = pids(pool)
     child = os.fork()
     if child == 0:
@@ -437,7 +403,6 @@ def start_script(tmp_path: Path, text: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("subject", ["hangs_in_collective", "hangs_in_python"])
 def test_ranks_end_when_their_parent_is_killed(tmp_path: Path, subject: str) -> None:
-    """After SIGKILL of the parent its ranks, the server and the scratch directories are gone."""
     text = (
         "from equivtest.ranks.pool import Pool\nfrom tests.programs.tiny import PlainCase\n"
         f"pool = Pool(visit={VISIT!r})\npool.run('trivial', PlainCase(world_size=1))\n"
@@ -455,7 +420,6 @@ def test_ranks_end_when_their_parent_is_killed(tmp_path: Path, subject: str) -> 
 
 
 def test_directories_of_a_pool_are_kept_when_another_fork_server_ends(pool: Pool) -> None:
-    """Its ranks rendezvous there when they make groups, and write their stacks."""
     with Pool(visit=VISIT) as other:
         assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
         other.run("counts", TWO)
@@ -467,7 +431,6 @@ def test_directories_of_a_pool_are_kept_when_another_fork_server_ends(pool: Pool
 
 
 def test_user_script_without_a_main_guard_runs_only_once(tmp_path: Path) -> None:
-    """Ranks never run the user's script again; at exit everything ends on its own."""
     text = (
         "print('here', flush=True)\n"
         "from equivtest.ranks.pool import Pool\nfrom tests.programs.tiny import PlainCase\n"
@@ -480,7 +443,6 @@ def test_user_script_without_a_main_guard_runs_only_once(tmp_path: Path) -> None
 
 
 def test_ranks_are_spawned_if_the_backward_fails_in_a_fork() -> None:
-    """A module that they import has brought a device, for which the server's backward has started a thread."""
     with Pool(visit=THREADS) as pool:
         assert outcomes(pool.run("runs_backward", TWO)) == ["answered"] * 2
         assert pool.start.startswith("spawn (") and "autograd's threading in combination with fork" in pool.start
@@ -495,7 +457,6 @@ def test_start_method_forkserver_raises_if_the_backward_fails_in_a_fork() -> Non
 
 
 def test_ranks_can_be_forked_although_fake_tensors_register_a_device() -> None:
-    """The server runs its first backward before the first fake tensor."""
     with Pool(Backend(start="forkserver"), visit=THREADS, environment={BY_FAKE_MODE: "1"}) as pool:
         assert outcomes(pool.run("runs_backward", TWO)) == ["answered"] * 2
         assert pool.start == "forkserver"
@@ -545,7 +506,6 @@ def test_limit_for_starting_spawned_ranks_does_not_include_the_import_of_torch(m
 
 
 def test_spawned_ranks_answer_and_report_a_killed_rank() -> None:
-    """Executed instead of forked, ranks answer, raise and are replaced all the same."""
     with Pool(Backend(start="spawn"), visit=VISIT) as pool:
         assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
         assert blamed(pool.run("killed", PlainCase(world_size=2, culprit=1))).error_text == "killed by SIGKILL"
@@ -568,7 +528,6 @@ def test_spawned_ranks_answer_and_report_a_killed_rank() -> None:
     ids=lambda value: "" if isinstance(value, str) else f"{value.name}-{value.device}-{value.imports}-{value.start}",
 )
 def test_unknown_backend_is_refused(backend: Backend, message: str) -> None:
-    """Before any process starts, the parent names the value and what there is."""
     with pytest.raises(Misuse, match=message):
         Pool(backend, visit=VISIT)
 
@@ -577,7 +536,6 @@ def test_unknown_backend_is_refused(backend: Backend, message: str) -> None:
 def test_error_names_the_vendor_module_that_raises_on_import(
     content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is there: the way out is not to name another one."""
     (tmp_path / "raising_vendor.py").write_text(content)
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -597,7 +555,6 @@ def test_backend_can_be_named_for_each_device() -> None:
     [("no_such_module:visit", "ModuleNotFoundError: No module named"), ("math:visit", "AttributeError")],
 )
 def test_world_that_cannot_start_raises_with_the_first_traceback(visit: str, message: str) -> None:
-    """The first rank's traceback is in the error, and nothing is left."""
     with Pool(visit=visit) as pool, pytest.raises(BrokenSetup, match=message):
         pool.run("trivial", TWO)
 

@@ -109,7 +109,6 @@ def test_number_of_recorded_collectives_is_limited(monkeypatch: pytest.MonkeyPat
     [("zero3_fetch_all_reduce", FETCHED), ("rowwise_linear", replace(LAYER, style="rowwise"))],
 )
 def test_recording_collectives_changes_no_value(subject: str, case: Case, pool: Pool) -> None:
-    """Every rank answers the same bits with and without it; only with it there are records."""
     recorded, plain = pool.run(subject, case), pool.run(subject, replace(case, records=False))
 
     for one, other in zip(recorded, plain, strict=True):
@@ -120,6 +119,5 @@ def test_recording_collectives_changes_no_value(subject: str, case: Case, pool: 
 
 @pytest.mark.ranks
 def test_ranks_of_a_colwise_linear_call_the_documented_collectives(pool: Pool) -> None:
-    """In the documented order, with layouts that divide nothing evenly."""
     for reply in pool.run("colwise_linear", LAYER):
         assert reply.answers[0].collectives == expected_collectives(LAYER, reply.rank)

@@ -45,7 +45,6 @@ def as_rank(rank: int, mesh_shape: tuple[int, ...]) -> Iterator[DeviceMesh]:
     "case", [LINEAR, replace(LINEAR, input_layout="shard(1)"), FETCH], ids=["x", "shards", "fetch"]
 )
 def test_ranks_get_the_shards_of_the_drawn_tensors(case: Case) -> None:
-    """Shards of the drawn global tensors, on every rank, with the case's flags."""
     for rank in range(case.world_size):
         with as_rank(rank, case.mesh_shape) as mesh:
             given = hand_out(case, 0, mesh)
@@ -57,7 +56,6 @@ def test_ranks_get_the_shards_of_the_drawn_tensors(case: Case) -> None:
 
 
 def test_tensors_of_two_draws_have_separate_memory() -> None:
-    """Two draws of one case share nothing."""
     with as_rank(0, (3,)) as mesh:
         one, other = hand_out(LINEAR, 0, mesh), hand_out(LINEAR, 0, mesh)
 
@@ -65,7 +63,6 @@ def test_tensors_of_two_draws_have_separate_memory() -> None:
 
 
 def test_case_decides_which_tensors_are_passed_as_noncontiguous() -> None:
-    """x and the cotangent, but never the parameters of a layer; the values are the same."""
     case = replace(LINEAR, x_contiguous=False, cotangent_contiguous=False)
     with as_rank(1, (3,)) as mesh:
         given, plain = hand_out(case, 0, mesh), hand_out(LINEAR, 0, mesh)
@@ -76,7 +73,6 @@ def test_case_decides_which_tensors_are_passed_as_noncontiguous() -> None:
 
 @pytest.mark.parametrize("shape", [(2, 3), (2, 3, 4), (5,)])
 def test_function_strided_keeps_values_and_changes_strides(shape: tuple[int, ...]) -> None:
-    """Last two dims swapped in memory, or every second element."""
     tensor = torch.rand(shape)
 
     assert torch.equal(strided(tensor), tensor) and not strided(tensor).is_contiguous()
@@ -91,7 +87,6 @@ def test_function_strided_leaves_a_zero_dim_tensor_unchanged() -> None:
 
 
 def test_answers_of_a_subject_are_sent_as_detached_contiguous_copies() -> None:
-    """Detached, contiguous, with layout, global shape and the flag it had."""
     leaf = X.clone().requires_grad_()
     answers, flags = take_answers(LINEAR, {"output": Placed(leaf.T, WHOLE, (3, 2))})
     taken = answers["output"]
@@ -101,7 +96,6 @@ def test_answers_of_a_subject_are_sent_as_detached_contiguous_copies() -> None:
 
 
 def test_returned_tensors_are_copied_when_the_subject_returns() -> None:
-    """Later changes by the subject to its tensor do not count."""
     local = X.clone()
     answers, _ = take_answers(LINEAR, {"output": Placed(local, WHOLE)})
     local.zero_()
@@ -121,7 +115,6 @@ def test_returned_dtensor_is_sent_as_its_shard_with_the_global_shape() -> None:
 
 
 def test_none_returned_for_a_tensor_counts_as_a_missing_tensor() -> None:
-    """It is left out, and the claims find it missing."""
     assert take_answers(LINEAR, {"grad.x": None}) == ({}, {})
 
 
@@ -141,7 +134,6 @@ def test_none_returned_for_a_tensor_counts_as_a_missing_tensor() -> None:
     ],
 )
 def test_invalid_value_that_a_subject_returns_raises_misuse(returned: object, message: str) -> None:
-    """The message names the name, and what may stand there."""
     with pytest.raises(Misuse, match=message):
         take_answers(LINEAR, returned)
 
@@ -168,7 +160,6 @@ OURS = {
 
 @pytest.mark.parametrize(("placements", "expected"), OURS.values(), ids=OURS.keys())
 def test_layout_of_a_dtensor_is_read_from_its_placements(placements: tuple[Placement, ...], expected: Layout) -> None:
-    """A strided shard is the later axis dividing first."""
     with as_rank(0, (2,) * len(placements)) as mesh:
         local = torch.zeros(2, 4, 4)
         tensor = DTensor.from_local(local, mesh, placements, run_check=False, shape=local.shape, stride=local.stride())
@@ -188,7 +179,6 @@ def test_layout_of_a_dtensor_is_read_from_its_placements(placements: tuple[Place
 def test_strided_shard_that_no_order_of_mesh_axes_explains_is_refused(
     placements: tuple[Placement, ...], axis: int
 ) -> None:
-    """On one axis a rank holds several pieces then, which are no shard."""
     with as_rank(0, (2,) * len(placements)) as mesh:
         local = torch.zeros(2, 4, 4)
         tensor = DTensor.from_local(local, mesh, placements, run_check=False, shape=local.shape, stride=local.stride())
@@ -206,7 +196,6 @@ def before(given: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, b
 
 
 def test_unchanged_inputs_are_not_reported() -> None:
-    """For any flags."""
     given = {"x": X.clone().requires_grad_(), "weight": X.clone()}
 
     assert touched(given, before(given)) == []
@@ -223,7 +212,6 @@ def test_changed_value_of_an_input_is_reported(value: float) -> None:
 
 
 def test_nan_written_over_the_same_nan_is_not_reported() -> None:
-    """NaN differs from itself by value only."""
     given = {"x": torch.tensor([float("nan"), 1.0])}
     kept = before(given)
     given["x"].mul_(1)
@@ -233,7 +221,6 @@ def test_nan_written_over_the_same_nan_is_not_reported() -> None:
 
 @pytest.mark.parametrize("flag", [True, False])
 def test_changed_requires_grad_of_an_input_is_reported(*, flag: bool) -> None:
-    """Either way round."""
     given = {"x": X.clone().requires_grad_(not flag)}
     kept = before(given)
     given["x"].requires_grad_(flag)
@@ -242,7 +229,6 @@ def test_changed_requires_grad_of_an_input_is_reported(*, flag: bool) -> None:
 
 
 def test_input_squeezed_in_place_is_reported() -> None:
-    """Its shape is part of what it was."""
     given = {"x": X.clone().reshape(1, 6)}
     kept = before(given)
     given["x"].squeeze_()
@@ -251,8 +237,6 @@ def test_input_squeezed_in_place_is_reported() -> None:
 
 
 def test_visit_of_a_draw_returns_the_answers_and_the_changed_inputs() -> None:
-    """The subject's answer and what it left of its inputs come back together."""
-
     def subject(case: Case, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]) -> dict[str, DTensor | Placed | None]:
         output = given["x"].detach().clone()
         given["cotangent"].add_(1)

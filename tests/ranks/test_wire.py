@@ -52,7 +52,6 @@ def round_trip(reply: Reply, scratch: Path, request_id: int = 7) -> Reply:
 
 @pytest.mark.parametrize("found", [None, (), (Collective("all_gather", 12, "backward", "processes 0, 1"),)])
 def test_decoded_reply_has_the_recorded_collectives(found: tuple[Collective, ...] | None, tmp_path: Path) -> None:
-    """That nothing was recorded is another thing than that nothing was called."""
     reply = Reply(rank=0, outcome="answered", answers=(Answer({}, collectives=found),))
 
     assert round_trip(reply, tmp_path).answers[0].collectives == found
@@ -68,7 +67,6 @@ def test_decoded_reply_has_the_recorded_collectives(found: tuple[Collective, ...
 def test_decoded_tensors_have_the_bits_of_the_encoded_tensors(
     dtype: str, shape: tuple[int, ...], seed: int, layout: Layout, tmp_path: Path
 ) -> None:
-    """A tensor of any shape and dtype arrives with its bits, layout and global shape."""
     tensor = random_bits(shape, dtype, seed)
     odd = torch.zeros(3, dtype=torch.uint8)  # shifts what follows off its alignment
     sent = Answer({"odd": Placed(odd, LAYOUTS[3]), "it": Placed(tensor, layout, (7, *shape))}, {"it": True}, ("x",))
@@ -81,7 +79,6 @@ def test_decoded_tensors_have_the_bits_of_the_encoded_tensors(
 
 
 def test_decoded_reply_has_the_answers_of_the_first_and_the_repeated_run(tmp_path: Path) -> None:
-    """With its own bits."""
     first, second = random_bits((3,), "bfloat16", 1), random_bits((3,), "bfloat16", 2)
     sent = Answer({"x": Placed(first, LAYOUTS[3])}, again={"x": Placed(second, LAYOUTS[3])})
     (received,) = round_trip(Reply(rank=0, outcome="answered", answers=(sent,)), tmp_path).answers
@@ -90,7 +87,6 @@ def test_decoded_reply_has_the_answers_of_the_first_and_the_repeated_run(tmp_pat
 
 
 def test_only_the_elements_of_a_view_are_sent(tmp_path: Path) -> None:
-    """For a transposed, sliced tensor that needs a gradient, only the elements are sent."""
     tensor = torch.arange(12.0).reshape(3, 4).requires_grad_()
     placed = Placed(tensor.t()[1:3], LAYOUTS[3])
     received = (
@@ -102,7 +98,6 @@ def test_only_the_elements_of_a_view_are_sent(tmp_path: Path) -> None:
 
 
 def test_decoding_a_large_reply_leaves_no_file(tmp_path: Path) -> None:
-    """Beyond limits.SHARED_BYTES the message stays small, and its file is gone once read."""
     tensor = random_bits((limits.SHARED_BYTES // 4 + 1,), "float32", 1)
     message = encode_reply(
         1, Reply(rank=0, outcome="answered", answers=(Answer({"x": Placed(tensor, LAYOUTS[3])}),)), tmp_path
@@ -113,7 +108,6 @@ def test_decoding_a_large_reply_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_received_tensor_is_writable(tmp_path: Path) -> None:
-    """Received memory is private and writable, small or large."""
     for numel in (1, limits.SHARED_BYTES):
         tensor = torch.ones(numel)
         reply = Reply(rank=0, outcome="answered", answers=(Answer({"x": Placed(tensor, LAYOUTS[3])}),))
@@ -123,7 +117,6 @@ def test_received_tensor_is_writable(tmp_path: Path) -> None:
 
 
 def test_decoded_reply_without_tensors_equals_the_encoded_reply(tmp_path: Path) -> None:
-    """A reply without tensors arrives equal in all its fields."""
     reply = Reply(
         rank=2,
         outcome="raised",
@@ -179,7 +172,6 @@ def test_decoded_reply_without_tensors_equals_the_encoded_reply(tmp_path: Path) 
     ids=["empty", "no msgpack", "other struct", "no such dtype", "beyond the payload"],
 )
 def test_broken_message_raises_value_error(message: bytes) -> None:
-    """Reading any bytes raises ValueError at worst."""
     with pytest.raises(ValueError, match=r".+"):
         decode_message(message)
 
@@ -199,7 +191,6 @@ def test_decoded_requests_equal_the_encoded_requests(request_: Start | Visit | P
 
 
 def test_channel_delivers_messages_whole_and_in_order() -> None:
-    """Messages arrive whole and in order, for any division of the bytes; then the end raises EOFError."""
     left, right = socket.socketpair()
     sender, receiver = Channel(left, send_limit_s=1), Channel(right)
     assert receiver.receive_available() == []
@@ -215,7 +206,6 @@ def test_channel_delivers_messages_whole_and_in_order() -> None:
 
 
 def test_channel_does_not_block_on_an_incomplete_message() -> None:
-    """Half a message is nothing yet, and is not lost."""
     left, right = socket.socketpair()
     receiver = Channel(right)
     with left:
@@ -227,7 +217,6 @@ def test_channel_does_not_block_on_an_incomplete_message() -> None:
 
 
 def test_sending_to_a_rank_that_does_not_read_raises() -> None:
-    """A message that is not taken within the limit raises OSError."""
     left, right = socket.socketpair()
     sender = Channel(left, send_limit_s=0.05)
     with right, pytest.raises(OSError, match="timed out"):
@@ -236,14 +225,12 @@ def test_sending_to_a_rank_that_does_not_read_raises() -> None:
 
 
 def test_exception_whose_str_raises_has_a_description() -> None:
-    """Type, text and traceback are there even where str() of the exception raises."""
     kind, text, trace = describe_exception(Unspeakable())
     assert (kind, text) == ("Unspeakable", "(its __str__ raised RuntimeError)")
     assert "Unspeakable" in trace
 
 
 def test_texts_in_replies_are_bounded_and_printable() -> None:
-    """A long text keeps its head and its end; what is no text is spelled out."""
     text = clip("head" + "x" * 10 * limits.OUTPUT_CHARS + "tail\udc80")
     assert text.startswith("head") and text.endswith("tail\\udc80") and len(text) < limits.OUTPUT_CHARS + 100
 

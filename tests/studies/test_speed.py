@@ -9,7 +9,6 @@ from studies.speed.throughput import VISIT
 
 
 def test_speed_loop_imports_the_modules_that_define_its_cases(pool: Pool) -> None:
-    """The class of these lies with their subject, and is not known to a fresh rank."""
     [prop] = main_properties(["ddp_mlp"])
     listed = CaseList.of(1, draw_cases(prop, 1, 1))
 

@@ -35,7 +35,6 @@ def test_standstill_of_all_cores_is_counted_once_and_only_while_it_lasts() -> No
 
 
 def test_standstill_of_a_single_core_is_counted() -> None:
-    """A process that sat on that core could not move."""
     with watching() as standstills:
         begun_s, ended_s = _stand_still(standstills.pids[:1])
         assert standstills.seconds(begun_s, ended_s) > STOPPED_S - LEAST_S
