@@ -77,10 +77,33 @@ class Clipped:
 
 
 class InOneCall(Clipped):
-    """Clips DTensors on one mesh by `clip_grad_norm_`, or by the two functions that it calls."""
+    """Clips DTensors on one mesh by `clip_grad_norm_`, or by the two functions that it calls.
+
+    Attributes:
+        copies: True if float64 copies of every second parameter are clipped beside all other parameters. Such copies
+            are the main parameters of mixed precision.
+    """
+
+    copies: ClassVar[bool] = True
 
     def clip(self) -> torch.Tensor:
-        parameters = list(self.module.parameters())
+        parameters = [self.widened(number, each) for number, each in enumerate(self.module.parameters())]
+        norm = self.clip_together(parameters)
+        for parameter, copy in zip(self.module.parameters(), parameters, strict=True):
+            if copy is not parameter and parameter.grad is not None:
+                parameter.grad.copy_(copy.grad)
+        return norm
+
+    def widened(self, number: int, parameter: torch.Tensor) -> torch.Tensor:
+        """Returns the parameter that is clipped, which is a float64 copy with a gradient or `parameter` itself."""
+        if number % 2 or not self.copies:
+            return parameter
+        copy = parameter.detach().double()
+        copy.grad = None if parameter.grad is None else parameter.grad.double()
+        return copy
+
+    def clip_together(self, parameters: list[torch.Tensor]) -> torch.Tensor:
+        """Clips parameters of several dtypes by one norm, and returns the norm before clipping."""
         if self.raises:
             gradients = [each.grad for each in parameters if each.grad is not None]
             norm = get_total_norm(gradients, self.norm_type, error_if_nonfinite=True, foreach=self.foreach)
@@ -148,6 +171,8 @@ class ByGroups(Clipped):
 
 class Scaled(InOneCall):
     """Scales the loss by torch's GradScaler. An infinity on one rank alone must stop the update on all ranks."""
+
+    copies = False
 
     def run(self) -> dict[str, torch.Tensor]:
         scaler = torch.amp.GradScaler(self.mesh.device_type, init_scale=2.0**10)
