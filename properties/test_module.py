@@ -76,19 +76,23 @@ data_parallel_block = module_property(
     examples=[ModuleCase(world_size=3, build=BUILD, parallelize=DATA_PARALLEL, x_shape=(5, 2), batch="mean of parts")],
 )
 
+TWO_OUTPUTS = "equivtest.programs.examples.gated:two_output_block"
+
 # A communication hook of torch for each dtype; each is the mean of the gradients, under any setting.  In each dtype
 # also two ranks of a world of three: the mean is over the group, not over the world.
 data_parallel_block_by_hook = module_property(
-    BUILD,
+    TWO_OUTPUTS,
     f"{DATA_PARALLEL}_by_hook",
     x_shapes=ROWS,
-    options=dict.fromkeys(("gradient_as_bucket_view", "static_graph", "find_unused_parameters"), (False, True)),
+    options=dict.fromkeys(
+        ("gradient_as_bucket_view", "static_graph", "find_unused_parameters", "post_local_sgd"), (False, True)
+    ),
     examples=[
         ModuleCase(
             world_size=2,
             dtype=dtype,
             members=(1, 2),
-            build=BUILD,
+            build=TWO_OUTPUTS,
             parallelize=f"{DATA_PARALLEL}_by_hook",
             x_shape=(4, 2),
             batch="mean of parts",

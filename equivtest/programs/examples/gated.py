@@ -29,6 +29,17 @@ class GatedBlock(nn.Module):
         return self.down(functional.relu(self.gate(x)) * self.up(x))
 
 
+class TwoOutputBlock(GatedBlock):
+    """The block (W3 relu(W1 x) + b, W2 x). No parameter takes part in both outputs."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.down(functional.relu(self.gate(x))), self.up(x)
+
+
 def gated_block() -> nn.Module:
     """Makes a block with five hidden features, which ranks divide unevenly. One of four ranks has no feature."""
     return GatedBlock(2, 5)
+
+
+def two_output_block() -> nn.Module:
+    return TwoOutputBlock(2, 5)

@@ -62,13 +62,17 @@ def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return DistributedDataParallel(block, process_group=mesh.get_group())
 
 
-def data_parallel_by_hook(block: nn.Module, mesh: DeviceMesh, **settings: bool) -> nn.Module:
+def data_parallel_by_hook(
+    block: nn.Module, mesh: DeviceMesh, *, post_local_sgd: bool = False, **settings: bool
+) -> nn.Module:
     """Runs the whole block on every rank, on different rows. A communication hook averages the gradients.
 
     For each dtype the block has a different hook of torch, and each hook gives the average of all ranks.
-    `allreduce_hook` computes this average and nothing else. `fp16_compress_hook` loses no bits, because it gets float16
-    gradients. PowerSGD and local SGD begin after a thousand steps or more. Until then their hooks average over all
-    ranks. No setting of DistributedDataParallel changes a gradient.
+    `allreduce_hook` computes this average and nothing else. The hooks that compress lose no bits, because they get
+    gradients of the dtype to which they compress. In bfloat16 these gradients are larger than any number of float16.
+    PowerSGD begins after a thousand steps or more. Until then its hook averages over all ranks. If `post_local_sgd` is
+    True, the hook of every dtype averages over a subgroup, which has all ranks. No setting of DistributedDataParallel
+    changes a gradient.
 
     Source: torch/distributed/algorithms/ddp_comm_hooks (2.13.0): default_hooks.py, powerSGD_hook.py and
     post_localSGD_hook.py.
@@ -77,15 +81,26 @@ def data_parallel_by_hook(block: nn.Module, mesh: DeviceMesh, **settings: bool) 
     hooks: dict[torch.dtype, tuple[Any, Any]] = {
         torch.float32: (group, default_hooks.allreduce_hook),
         torch.float16: (group, default_hooks.fp16_compress_hook),
-        torch.bfloat16: (
-            local_sgd.PostLocalSGDState(group, group, start_localSGD_iter=1000),
-            local_sgd.post_localSGD_hook,
-        ),
+        torch.bfloat16: (group, scaled(default_hooks.bf16_compress_hook, 2.0**40)),
         torch.float64: (PowerSGDState(group), powerSGD_hook),
     }
     replicated = DistributedDataParallel(block, process_group=group, **settings)  # type: ignore[arg-type]  # any setting
-    replicated.register_comm_hook(*hooks[next(block.parameters()).dtype])
+    if post_local_sgd:
+        state = local_sgd.PostLocalSGDState(group, group, start_localSGD_iter=0)
+        replicated.register_comm_hook(state, local_sgd.post_localSGD_hook)
+    else:
+        replicated.register_comm_hook(*hooks[next(block.parameters()).dtype])
     return replicated
+
+
+def scaled(hook: Any, scale: float) -> Any:
+    """Returns a hook that runs `hook` on gradients multiplied by a power of two, and divides the result by it."""
+
+    def scaled_hook(state, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations
+        bucket.buffer().mul_(scale)
+        return hook(state, bucket).then(lambda future: future.value().div_(scale))
+
+    return scaled_hook
 
 
 def fully_sharded(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
