@@ -46,9 +46,6 @@ EXPECTED = 15.0
 """A combination is infeasible if no random case has it, although its values' frequencies predict this many cases."""
 
 
-ONE_RANK: Value = ("world_size", 1)
-
-
 class CoveringRow(NamedTuple):
     """One case of a covering array.
 
@@ -293,13 +290,6 @@ class _Builder:
             yield from itertools.combinations([name for name in names if name in self.dangerous], 3)
 
     def _combinations(self, values: Combination) -> int:
-        """Returns the combinations that a case with these values has.
-
-        If single values are covered, a case on one rank has only its world size. One rank shards nothing, so it shows
-        nothing about another value.
-        """
-        if self.strength == 1 and len(self.space.world_sizes) > 1 and ONE_RANK in values:
-            values = (ONE_RANK,)
         parts = (
             _at_least(length, [having.get(value, 0) for value in values])[-1] for length, having in self.having.items()
         )

@@ -147,14 +147,6 @@ def test_chunks_of_all_world_sizes_take_rows_of_one_covering_array() -> None:
     assert {row.case for row in array.rows} <= set(drawn)
 
 
-def test_single_values_are_covered_by_cases_on_several_ranks() -> None:
-    array = covering_array_of(colwise(), replace(GATE, strength=1))
-    assert array is not None
-
-    several = {value for row in array.rows if row.case.world_size > 1 for value in row.values}
-    assert {value for (value,) in array.covered} - several == {("world_size", 1)}
-
-
 def test_conformance_run_covers_triples_of_values_of_dangerous_axes() -> None:
     array = covering_array_of(colwise(), replace(GATE, world_size=4, mixes_worlds=False))
     assert array is not None
