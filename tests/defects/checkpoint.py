@@ -14,14 +14,14 @@ from tests.defects.defect import Replacing, argument_of
 wrong = Replacing("checkpoint")
 
 
-@wrong("stale values", CheckpointCase(world_size=1), "one element shows it")
+@wrong("a step left out", CheckpointCase(world_size=1), "one element shows it")
 @argument_of(run_checkpoint)
 def not_loaded(saved: State, loaded: State, folder: Path, group: dist.ProcessGroup) -> None:
     """The tensor keeps the values that it had before."""
 
 
 @wrong(
-    "signed zeros",
+    "special values replaced",
     CheckpointCase(world_size=1, values=(("special", 0),)),
     "other values are the same number",
     claim="is_exact_without_reduction",
@@ -34,7 +34,7 @@ def zeros_lose_their_sign(saved: State, loaded: State, folder: Path, group: dist
     (x.to_local() if isinstance(x, DTensor) else x).add_(0.0)
 
 
-@wrong("wrong rank", CheckpointCase(world_size=2, shape=(2,)), "one element lies on rank 0")
+@wrong("shard order", CheckpointCase(world_size=2, shape=(2,)), "one element lies on rank 0")
 @argument_of(run_checkpoint)
 def shard_of_the_first_rank(saved: State, loaded: State, folder: Path, group: dist.ProcessGroup) -> None:
     """Each rank loads the elements of rank 0, up to the size of its shard."""
