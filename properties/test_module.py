@@ -130,3 +130,14 @@ token_mean_step = module_property(
     max_norm=0.5,
     conclusive_dtypes=("float32", "float64"),
 )
+
+# Each row is a micro-batch, and in nearly every case ranks have different numbers of rows.
+joined_step = module_property(
+    "equivtest.programs.examples.next_token:next_token",
+    DATA_PARALLEL,
+    inputs={"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))},
+    sizes={"batch": (3, 5, 7, 11, 15), "seq": (2,)},
+    optimizer=f"{TOKEN_MEAN}adamw",
+    step="equivtest.programs.examples.joined:joined",
+    conclusive_dtypes=("float32", "float64"),
+)

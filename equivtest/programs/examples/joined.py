@@ -1,0 +1,73 @@
+"""A step of training in which ranks have different numbers of micro-batches.
+
+Source: DistributedDataParallel.join and join_hook in torch/nn/parallel/distributed.py (2.13.0).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivtest.programs.examples.token_mean import MicroBatch, Report, TokenMean
+
+
+class Joined(TokenMean):
+    """Runs each row of a rank as one micro-batch, in the context `join` of DistributedDataParallel.
+
+    DistributedDataParallel averages the gradients of each micro-batch. A rank without further rows contributes zeros.
+    The average is over all ranks in every second step, and in the other steps over the ranks that have a row. The step
+    adds up the averages. So the ranks with the most rows have the gradients of the whole batch. These ranks update
+    their parameters, and all other ranks receive the parameters when the context ends.
+
+    Attributes:
+        divides_by_all: Whether gradients are averaged over all ranks in this step.
+        num_rows: Number of rows of each rank. The first rank has the most rows.
+    """
+
+    def __init__(self, module: Any, mesh: DeviceMesh, micro_batches: Any, optimizer: torch.optim.Optimizer) -> None:
+        (batch,) = micro_batches
+        rows: list[MicroBatch] = [
+            dict(zip(batch, row, strict=True)) for row in zip(*(each.split(1) for each in batch.values()), strict=True)
+        ]
+        super().__init__(module, mesh, rows, optimizer)
+        self.divides_by_all: bool = getattr(module, "divides_by_all", False)
+        module.divides_by_all = not self.divides_by_all
+        own = torch.zeros(mesh.size(), device=self.own.device)
+        own[mesh.get_local_rank()] = len(rows)
+        self.num_rows = self.summed(own)
+        self.parameters = list(module.parameters())
+        self.totals = [torch.zeros_like(each) for each in self.parameters]
+
+    def run(self) -> Report:
+        with self.module.join(divide_by_initial_world_size=self.divides_by_all):
+            for number, row in enumerate(self.micro_batches):
+                self.begin()
+                loss = self.module(**row, reduction="sum")["loss"]
+                self.backward(number, self.scaled(number, loss))
+                self.losses.append(loss.detach())
+            for parameter, total in zip(self.parameters, self.totals, strict=True):
+                parameter.grad = total
+            if len(self.micro_batches) == self.num_rows[0]:
+                self.update()
+        self.reduce()
+        return {"loss": self.reported()}
+
+    def scaled(self, number: int, loss: torch.Tensor) -> torch.Tensor:
+        num_averaged = self.mesh.size() if self.divides_by_all else (self.num_rows > number).sum()
+        return loss * num_averaged / self.num_tokens
+
+    def backward(self, number: int, loss: torch.Tensor) -> None:
+        super().backward(number, loss)
+        for parameter, total in zip(self.parameters, self.totals, strict=True):
+            total += parameter.grad
+
+    def reduce(self) -> None:
+        """Sends the gradients of the first rank to all ranks."""
+        for total in self.totals:
+            distributed.broadcast(total, group=self.mesh.get_group(), group_src=0)
+
+
+joined = Joined.step

@@ -1,0 +1,81 @@
+"""Steps on different numbers of micro-batches that are wrong in one way each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivtest.cases.subject import Answers, Given
+from equivtest.programs.case import PARTS_OF_WHOLE, ModuleCase
+from equivtest.programs.examples.joined import Joined
+from equivtest.programs.run.module import named_in, run_module
+from tests.defects.defect import Replacing, run_with
+
+wrong = Replacing("module")
+
+_THREE_ROWS = ModuleCase(
+    world_size=2,
+    build="equivtest.programs.examples.next_token:next_token",
+    parallelize="equivtest.programs.examples.plans:data_parallel",
+    inputs=(("ids", "ids(7)", ("batch", "seq")), ("targets", "targets(7, -100)", ("batch", "seq"))),
+    sizes=(("batch", 3), ("seq", 2)),
+    batch=PARTS_OF_WHOLE,
+    optimizer="equivtest.programs.examples.token_mean:adamw",
+    step="equivtest.programs.examples.joined:joined",
+    steps=2,
+    values=(("real", 0),),
+)
+_WHY = "one of two ranks has a second row"
+
+
+class ScaledByAll(Joined):
+    """Multiplies each loss by the number of all ranks, although a step divides by the ranks that have a row."""
+
+    def scaled(self, number: int, loss: torch.Tensor) -> torch.Tensor:
+        return loss * self.mesh.size() / self.num_tokens
+
+
+class OwnGradients(Joined):
+    """Leaves the gradients of the rank's own micro-batches on each rank."""
+
+    def reduce(self) -> None:
+        pass
+
+
+class LastUpdated(Joined):
+    """Updates the ranks with the most rows after the context, which has sent their parameters before the update."""
+
+    def update(self) -> None:
+        pass
+
+    def reduce(self) -> None:
+        super().reduce()
+        if len(self.micro_batches) == self.num_rows[0]:
+            super().update()
+
+
+def __getattr__(name: str) -> Any:
+    """The step 'step_NAME' of a class, by which a case names it."""
+    kind = globals().get(name.removeprefix("step_"))
+    if kind is None or not name.startswith("step_"):
+        raise AttributeError(name)
+    return kind.step
+
+
+def _run(case: ModuleCase, mesh: DeviceMesh, given: Given, kind: type[Joined]) -> Answers:
+    return run_module(case.but(step=f"{kind.__module__}:step_{kind.__name__}"), mesh, given, named_in(case))
+
+
+divided_by_the_other_number = wrong(
+    "wrong divisor or wrong group", _THREE_ROWS, _WHY, claim="gradients_equal_unsharded"
+)(run_with(_run, ScaledByAll))
+
+gradients_of_own_rows = wrong("a reduction missing", _THREE_ROWS, _WHY, claim="gradients_equal_unsharded")(
+    run_with(_run, OwnGradients)
+)
+
+updated_too_late = wrong("replicas that differ", _THREE_ROWS, _WHY, claim="trains_like_unsharded")(
+    run_with(_run, LastUpdated)
+)
