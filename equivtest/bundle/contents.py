@@ -72,6 +72,11 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     levels: tuple[str, ...] = ()
 
     @property
+    def is_limited(self) -> bool:
+        """True if devices or slots limited the number of processes of the run."""
+        return self.device != "cpu" or self.hosts is not None
+
+    @property
     def plan(self) -> Profile:
         return PROFILES[self.profile]
 

@@ -45,7 +45,7 @@ from equivtest.report.tally import Tally
 from equivtest.search.audited import unseen_in
 from equivtest.search.chunks import Chunk, chunk_of
 from equivtest.search.known import SHIPPED, KnownFailure, KnownFailures, entries_of, known_state, read_entries, today
-from equivtest.search.planned import parts_of, pinned_sizes
+from equivtest.search.planned import has_case, parts_of, pinned_sizes
 from equivtest.verdicts.verdict import FAILING
 
 T = TypeVar("T")
@@ -258,7 +258,7 @@ class _Check:
 
     def _check_property(self, environment: Environment, name: str, prop: Property, result: PropertyResult) -> None:
         sizes = prop.among(environment.world_sizes)
-        is_limited = environment.device != "cpu" or environment.hosts is not None
+        is_limited = environment.is_limited
         pinned = pinned_sizes(prop, environment.plan, environment.world_sizes, is_limited=is_limited)
         parts = parts_of(prop, environment.plan, sizes, pinned)
         audits = environment.audit == "on" and not prop.refuses_only and max(sizes, default=1) > 1
@@ -275,7 +275,7 @@ class _Check:
             if records is None:
                 continue
             counts[part.label] = len(records)
-            chunk = chunk_of(part, environment.dtypes, world_sizes=sizes)
+            chunk = chunk_of(part, environment.dtypes, world_sizes=sizes, is_limited=is_limited)
             self._derive(name, prop, chunk, part.label, records, tally)
         self._check_audit(name, prop, result.audit, tally, wanted=audits)
         tally.failures += result.failures
@@ -386,7 +386,8 @@ class _Check:
             self._say(
                 "altered", f"data/{contents.RESULTS}: the known failure {entry.id} differs from its entry in the list"
             )
-        runs = entry.case.world_size in environment.world_sizes and entry.case.is_within(environment.dtypes)
+        is_limited = environment.is_limited
+        runs = has_case(environment.world_sizes, environment.dtypes, entry.case, is_limited=is_limited)
         is_reference = (environment.backend, environment.device) == ("gloo", "cpu")
         possible = {STILL_FAILS, NOT_SUPPORTED, OPEN, OTHERWISE, NO_LONGER} if runs else {NOT_RUN}
         if runs and entry.is_shipped and not is_reference:

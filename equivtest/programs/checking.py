@@ -204,7 +204,8 @@ def _judged(
     parts = plan(PROFILES[profile], sizes, prop.weight, has_tables=builder_of(prop.cases) is not None)
     tally = Tally(_listed(prop, [part.label for part in parts]))
     for part in parts:
-        findings = search(prop, chunk_of(part, dtypes, "gate", sizes), pool, known, Path(".equivtest") / FAILURES)
+        chunk = chunk_of(part, dtypes, "gate", sizes, is_limited=pool.backend.device != "cpu")
+        findings = search(prop, chunk, pool, known, Path(".equivtest") / FAILURES)
         if findings.misuse:
             raise Misuse(findings.misuse)
         tally.add(part.label, findings.records, findings.failures)

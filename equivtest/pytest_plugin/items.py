@@ -210,7 +210,7 @@ class SearchItem(PropertyItem):
         part, world_sizes = self.part, self.prop.among(settings.world_sizes)
         until_s = time.monotonic() + settings.max_time_s * _workers(self.config) * self._share()
         for seed in seeds(self.config, settings):
-            chunk = chunk_of(part, settings.dtypes, seed, world_sizes)
+            chunk = chunk_of(part, settings.dtypes, seed, world_sizes, is_limited=settings.is_limited)
             yield search(
                 self.prop,
                 chunk,
@@ -283,11 +283,12 @@ class KnownFailureItem(EquivtestItem):
 
     def _try(self) -> tuple[str, BaseException | None]:
         """Runs the entry's case.  Returns its state as text, and the exception to raise if the item does not pass."""
+        from equivtest.search.planned import has_case
         from equivtest.verdicts.judging import judge
 
         entry = self.entry
         settings = settings_of(self.config)
-        if entry.case.world_size not in settings.world_sizes or not entry.case.is_within(settings.dtypes):
+        if not has_case(settings.world_sizes, settings.dtypes, entry.case, is_limited=settings.is_limited):
             return NOT_RUN, pytest.skip.Exception(f"{entry.case!r} is outside --world-sizes or --dtypes")
         claims = [claim for claim in self.prop.claims if claim.name == entry.claim]
         found = judge(entry.subject, entry.case, pool_of(self.config), claims, limit_s=self.prop.limit_s)

@@ -55,7 +55,7 @@ def start_server(config: pytest.Config) -> None:
 
     backend = settings_of(config).make_backend()
     if not hub_path(config):
-        config.stash[_server_key] = Server(backend.start, backend.imports, preloads(), backend.environment)
+        config.stash[_server_key] = Server(backend, preloads(), backend.environment)
 
 
 def _end_orderly(config: pytest.Config) -> None:

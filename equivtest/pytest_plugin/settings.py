@@ -120,8 +120,12 @@ class Settings:
     def pinned_sizes(self, prop: Property) -> tuple[int, ...]:
         from equivtest.search.planned import pinned_sizes
 
-        is_limited = self.device != "cpu" or self.listen is not None
-        return pinned_sizes(prop, self.profile, self.world_sizes, is_limited=is_limited)
+        return pinned_sizes(prop, self.profile, self.world_sizes, is_limited=self.is_limited)
+
+    @property
+    def is_limited(self) -> bool:
+        """True if devices or slots limit the number of processes."""
+        return self.device != "cpu" or self.listen is not None
 
     def audits_property(self, prop: Property) -> bool:
         """True if this run audits the property: an audit needs several ranks, and refusals have no collective."""

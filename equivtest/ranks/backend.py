@@ -22,9 +22,9 @@ class Backend:
         name: Name of the process group's backend, as for torch.distributed.init_process_group.
         device: Type of the tensors' device, such as 'cpu' or 'cuda', without an index.
         imports: Modules that every rank imports first, such as a vendor's torch backend.
-        start: How ranks start. If 'forkserver', ranks are forked from a server that has imported torch. If 'spawn',
-            each rank is a new interpreter, as accelerators require. If 'auto', ranks are forked on the CPU if a fork of
-            the server can run a backward. Otherwise each rank is a new interpreter.
+        start: How ranks start. If 'forkserver', ranks are forked from a server that has imported torch and `imports`,
+            and has not used the device. If 'spawn', each rank is a new interpreter. If 'auto', ranks are forked if a
+            fork of the server can run a backward on the device. Otherwise each rank is a new interpreter.
         arithmetic: 'package.module:NAME' of the object that declares how the backend rounds. equivtest computes the
             bounds of errors from this object. If '', the bounds are for the rounding of torch's kernels on the CPU and
             of gloo.
@@ -37,10 +37,6 @@ class Backend:
     start: str = "auto"
     arithmetic: str = ""
     faults: bool = False
-
-    def __post_init__(self) -> None:
-        if self.start == "auto" and self.device != "cpu":
-            object.__setattr__(self, "start", "spawn")
 
     @property
     def is_gloo_on_cpu(self) -> bool:

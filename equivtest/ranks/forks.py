@@ -1,9 +1,12 @@
-"""Tests if a process that is forked from this process can run a backward.
+"""Tests if a process that is forked from this process can run a backward on a device.
 
 Once the autograd engine has started a thread in this process, torch raises for each backward in a fork of this process.
 The first backward of a process starts a thread for each device except the CPU, also for a vendor's device.  A backward
 that calls another backward about sixty levels deep starts a thread as well.  Source: Engine::start_device_threads and
 Engine::add_thread_pool_task of torch/csrc/autograd/engine.cpp (2.13.0).
+
+If this process has initialized an accelerator, the accelerator raises in a fork of this process.  Source: "CUDA in
+multiprocessing" of torch's notes "Multiprocessing best practices", and _lazy_init of torch/cuda/__init__.py (2.13.0).
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from equivtest.ranks.failure import describe_exception
 _DONE = "done"
 
 
-def why_forks_fail() -> str:
+def why_forks_fail(device: str) -> str:
     """Forks this process and lets the fork run a backward. Returns the reason why that fails, or '' if it works.
 
     The reason includes the number of threads of this process.  If the fork hangs, a timer in the fork kills it after
@@ -27,7 +30,7 @@ def why_forks_fail() -> str:
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _try_backward(write)
+        _try_backward(write, device)
     os.close(write)
     with open(read, "rb") as pipe:
         said = pipe.read().decode()
@@ -37,21 +40,21 @@ def why_forks_fail() -> str:
     return f"{said or _ended(code)}; {_num_threads()} in the process it was forked from"
 
 
-def _try_backward(write: int) -> NoReturn:
+def _try_backward(write: int, device: str) -> NoReturn:
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
         signal.setitimer(signal.ITIMER_REAL, limits.FORK_S)
-        os.write(write, _run_backward().encode())
+        os.write(write, _run_backward(device).encode())
     finally:
         os._exit(0)
 
 
-def _run_backward() -> str:
+def _run_backward(device: str) -> str:
     import torch
 
     try:
-        x = torch.ones(2, 2, device="cpu", requires_grad=True)
+        x = torch.ones(2, 2, device=device, requires_grad=True)
         torch.autograd.backward((x @ x).sum())
     except Exception as error:  # from torch or from a vendor's module
         kind, text, _ = describe_exception(error)

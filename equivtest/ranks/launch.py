@@ -13,6 +13,7 @@ import msgspec
 
 from equivtest.base import limits
 from equivtest.errors import BrokenSetup
+from equivtest.ranks.backend import Backend
 from equivtest.ranks.channel import Channel, close_in_forks
 from equivtest.ranks.messages import Ready, interpreter_command
 from equivtest.ranks.poison import poison_environment
@@ -43,7 +44,7 @@ class Server:
     The constructor returns at once. The first fork waits until the process is ready.
 
     Args:
-        imports: Modules that the process must be able to import.
+        backend: Backend of the ranks, with the modules that the process must be able to import.
         preload: Modules that the process imports if it can.
         environment: Variables added for the process and its ranks, for settings that a process reads only at its start.
 
@@ -53,9 +54,7 @@ class Server:
 
     is_local = True
 
-    def __init__(
-        self, start: str, imports: tuple[str, ...], preload: tuple[str, ...], environment: Mapping[str, str]
-    ) -> None:
+    def __init__(self, backend: Backend, preload: tuple[str, ...], environment: Mapping[str, str]) -> None:
         sweep()
         self._scratch = Scratch()
         try:
@@ -66,7 +65,7 @@ class Server:
         close_in_forks(self._control)
         try:
             with theirs:
-                self._process = self._execute(theirs, start, imports, preload, environment)
+                self._process = self._execute(theirs, backend, preload, environment)
         except OSError as error:
             self._control.close()
             self._scratch.remove()
@@ -76,13 +75,12 @@ class Server:
     def _execute(
         self,
         theirs: socket.socket,
-        start: str,
-        imports: tuple[str, ...],
+        backend: Backend,
         preload: tuple[str, ...],
         environment: Mapping[str, str],
     ) -> subprocess.Popen[bytes]:
         surroundings = {**os.environ, **ONE_THREAD, **environment}
-        arguments = (theirs.fileno(), os.getpid(), start, imports, preload)
+        arguments = (theirs.fileno(), os.getpid(), backend.start, backend.device, backend.imports, preload)
         environment = {**surroundings, **poison_environment(surroundings)}
         code = f"from equivtest.ranks.server import main; main(*{arguments!r})"
         return execute(code, self._scratch.path / "output-server", environment, (theirs.fileno(),))

@@ -364,8 +364,8 @@ class Pool:
         preload = preloads(self._visit)
         if self._hub:
             environment = tuple(self._environment.items())
-            return HubServer(self._hub, Config(self.backend.start, self.backend.imports, preload, environment))
-        return Server(self.backend.start, self.backend.imports, preload, self._environment)
+            return HubServer(self._hub, Config(self.backend, preload, environment))
+        return Server(self.backend, preload, self._environment)
 
     def _close_server(self) -> None:
         if self._lender is None:

@@ -40,7 +40,15 @@ ENDING = struct.Struct("qd")
 _WAY_OUT = "use start='spawn', which starts a new interpreter for each rank, or start='auto', which chooses what works"
 
 
-def main(fd: int, parent: int, start: str, imports: Sequence[str], preload: Sequence[str], reason: str = "") -> None:
+def main(
+    fd: int,
+    parent: int,
+    start: str,
+    device: str,
+    imports: Sequence[str],
+    preload: Sequence[str],
+    reason: str = "",
+) -> None:
     """Runs the server, which forks ranks until the parent closes the connection.
 
     When the parent has closed the connection, the ranks and this process end.
@@ -53,10 +61,10 @@ def main(fd: int, parent: int, start: str, imports: Sequence[str], preload: Sequ
     os.set_inheritable(fd, False)  # noqa: FBT003
     control = socket.socket(fileno=fd)
     _watch_parent(control, parent)
-    ready = Ready(start, reason) if start == "spawn" else _prepare(start, imports, preload)
+    ready = Ready(start, reason) if start == "spawn" else _prepare(start, device, imports, preload)
     _stop_watching(control)
     if (start, ready.start) == ("auto", "spawn"):
-        _execute_again(fd, parent, imports, preload, ready.reason)
+        _execute_again(fd, parent, (device, imports, preload), ready.reason)
     try:
         Channel(control.dup()).send(msgspec.msgpack.encode(ready))
         on_purpose = bool(ready.problem) or _Server(control, ready.start).serve()
@@ -65,10 +73,10 @@ def main(fd: int, parent: int, start: str, imports: Sequence[str], preload: Sequ
     _leave(parent, on_purpose=on_purpose)
 
 
-def _execute_again(fd: int, parent: int, imports: Sequence[str], preload: Sequence[str], reason: str) -> NoReturn:
+def _execute_again(fd: int, parent: int, prepared: tuple[object, ...], reason: str) -> NoReturn:
     """Replaces this process by a server without torch's threads and memory, which starts new interpreters as ranks."""
     os.set_inheritable(fd, True)  # noqa: FBT003
-    arguments = (fd, parent, "spawn", tuple(imports), tuple(preload), reason)
+    arguments = (fd, parent, "spawn", *prepared, reason)
     command = interpreter_command(f"from equivtest.ranks.server import main; main(*{arguments!r})")
     os.execv(command[0], command)
 
@@ -102,7 +110,7 @@ def _stop_watching(control: socket.socket) -> None:
     signal.signal(signal.SIGIO, signal.SIG_IGN)  # not the default, which ends the process
 
 
-def _prepare(start: str, imports: Sequence[str], preload: Sequence[str]) -> Ready:
+def _prepare(start: str, device: str, imports: Sequence[str], preload: Sequence[str]) -> Ready:
     """Imports the modules for ranks, tests if forks can run a backward, and returns how ranks will be started."""
     gc.disable()  # no module is garbage yet, and looking for garbage takes an eighth of the start
     try:
@@ -115,11 +123,11 @@ def _prepare(start: str, imports: Sequence[str], preload: Sequence[str]) -> Read
     try:
         from equivtest.ranks.warm import warm
 
-        warm()
+        warm(device)
     except Exception:  # ranks then start slowly, or report the fault themselves
         traceback.print_exc()
     gc.enable()
-    reason = why_forks_fail()
+    reason = why_forks_fail(device)
     if reason and start == "forkserver":
         return Ready(start, problem=f"ranks cannot be forked: a fork runs no backward ({reason}); {_WAY_OUT}")
     return Ready("spawn" if reason else "forkserver", reason)

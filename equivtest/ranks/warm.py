@@ -8,7 +8,7 @@ from equivtest.base import limits
 from equivtest.base.users_code import imported_files
 
 
-def warm() -> None:
+def warm(device: str) -> None:
     """Imports the modules that tensor parallelism imports lazily. Leaves no thread and no group behind.
 
     One column-wise and one row-wise linear run on a fake group that is larger than any real one, so that no real group
@@ -20,13 +20,18 @@ def warm() -> None:
     then knows, except the CPU.  Afterwards torch may know more devices. If torch is built for CUDA and finds no card,
     DTensor's fake tensors pretend that there are eight.  Source: FakeTensorMode.__enter__ of
     torch/_subclasses/fake_tensor.py, FakeGuardImpl.h (2.15.0).
+
+    With a device other than the CPU only imports run. A backward starts a thread for the device, and fake tensors count
+    the devices, which initializes the driver. After either, no fork can use the device.
     """
     import torch
     import torch.distributed.nn
+    import torch.distributed.tensor.parallel
 
     torch.set_num_threads(1)
-    torch.autograd.backward(torch.ones((), device="cpu", requires_grad=True))
-    _run_tensor_parallel(limits.MAX_WORLD_SIZE + 1)
+    if device == "cpu":
+        torch.autograd.backward(torch.ones((), device="cpu", requires_grad=True))
+        _run_tensor_parallel(limits.MAX_WORLD_SIZE + 1)
     imported_files()  # a rank then looks only at the files that it imports itself
     gc.collect()
     gc.freeze()  # otherwise the first collection in each rank copies every page of the server

@@ -54,6 +54,8 @@ class Chunk:
             chunk's world size.
         depth: Depth of the property's enumeration, if the chunk is a part of an enumeration. Otherwise 0.
         examples: Number of the property's first examples that the chunk has. If None, the chunk has all examples.
+        is_limited: True if devices or slots limit the number of processes. Then no case uses more processes than the
+            run's largest world size. Otherwise a mesh may be a part of a larger world.
     """
 
     world_size: int
@@ -67,6 +69,12 @@ class Chunk:
     mixes_worlds: bool = True
     depth: int = 0
     examples: int | None = None
+    is_limited: bool = False
+
+    def fitted(self, case: Case) -> Case:
+        """Returns the case, whose mesh becomes the whole world if the run has too few processes for it."""
+        has_room = not self.is_limited or case.num_processes <= max(self.world_size, *self.world_sizes)
+        return case if has_room else replace(case, members=())
 
     @property
     def smaller_world_sizes(self) -> list[int]:
@@ -82,9 +90,15 @@ class Chunk:
 
 
 def chunk_of(
-    part: Part, dtypes: tuple[str, ...], seed: str = "gate", world_sizes: tuple[int, ...] = limits.WORLD_SIZES
+    part: Part,
+    dtypes: tuple[str, ...],
+    seed: str = "gate",
+    world_sizes: tuple[int, ...] = limits.WORLD_SIZES,
+    *,
+    is_limited: bool = False,
 ) -> Chunk:
-    return Chunk(dtypes=dtypes, seed=seed, world_sizes=world_sizes, **dataclasses.asdict(part))
+    fields = dataclasses.asdict(part)
+    return Chunk(dtypes=dtypes, seed=seed, world_sizes=world_sizes, is_limited=is_limited, **fields)
 
 
 def seed_of(prop: Property, chunk: Chunk) -> int:
@@ -110,6 +124,7 @@ def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
         cases += draw_cases(prop, chunk, chunk.num_cases)
     else:
         cases += [row.case for row in array.rows if row.case.world_size == chunk.world_size]
+    cases = [chunk.fitted(case) for case in cases]
     return list(dict.fromkeys(cases + ([] if chunk.index else _of_missing_aspects(prop, chunk, cases))))
 
 
@@ -172,7 +187,8 @@ def _of_missing_aspects(prop: Property, chunk: Chunk, cases: Iterable[Case]) -> 
         if aspect not in seen:
             having = prop.cases(chunk.space).filter(partial(_has, aspect))
             with contextlib.suppress(Unsatisfiable):  # no case of the space has it
-                further += _drawn(having, seed_of(prop, replace(chunk, seed=f"{chunk.seed}, {aspect}")), 1)
+                drawn = _drawn(having, seed_of(prop, replace(chunk, seed=f"{chunk.seed}, {aspect}")), 1)
+                further += map(chunk.fitted, drawn)
             seen.update(*(case.aspects for case in further))
     return further
 
@@ -182,7 +198,7 @@ def _has(aspect: str, case: Case) -> bool:
 
 
 def draw_cases(prop: Property, chunk: Chunk, num_cases: int) -> list[Case]:
-    return _drawn(prop.cases(chunk.space), seed_of(prop, chunk), num_cases)
+    return [chunk.fitted(case) for case in _drawn(prop.cases(chunk.space), seed_of(prop, chunk), num_cases)]
 
 
 def _drawn(strategy: SearchStrategy[Case], seed: int, num_cases: int) -> list[Case]:

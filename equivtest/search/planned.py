@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from equivtest.base.profiles import Part, Profile, plan, plan_enumeration
+from equivtest.cases.case import Case
 from equivtest.cases.picks import builder_of
 from equivtest.property import Property
 
@@ -37,3 +38,13 @@ def pinned_sizes(
     if is_limited or world_sizes != profile.world_sizes or profile.several < 2:
         return ()
     return tuple(sorted({case.world_size for case in prop.examples if case.world_size > max(world_sizes)}))
+
+
+def has_case(world_sizes: tuple[int, ...], dtypes: tuple[str, ...], case: Case, *, is_limited: bool) -> bool:
+    """True if a run has the ranks, the processes and the dtypes that the case needs.
+
+    Args:
+        is_limited: True if devices or slots limit the number of processes.
+    """
+    has_room = not is_limited or case.num_processes <= max(world_sizes)
+    return has_room and case.world_size in world_sizes and case.is_within(dtypes)

@@ -340,7 +340,7 @@ class Searching:
         """Lets Hypothesis search the chunk, and returns the smallest failure of the target, or None."""
 
         def holds(case: Case) -> None:
-            verdict = self._look(case, target, until_s)
+            verdict = self._look(self.chunk.fitted(case), target, until_s)
             if verdict is not None and self.is_enough(case):
                 raise _Enough(verdict)
             if verdict is not None:

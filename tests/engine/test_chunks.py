@@ -21,9 +21,11 @@ from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.fetch.strategy import fetch_cases
 from equivtest.module import module_property
 from equivtest.property import Property, Space
+from equivtest.pytest_plugin.suite import shipped
 from equivtest.search import local_constants
-from equivtest.search.chunks import Chunk, chunk_cases, seed_of
+from equivtest.search.chunks import Chunk, chunk_cases, draw_cases, seed_of
 from equivtest.search.local_constants import no_local_constants
+from equivtest.search.planned import has_case
 from equivtest.verdicts.claims import agrees_on_all_ranks, equals_unsharded
 from studies.gate_draws import LARGE, lines_of_draws, lines_of_run, make_up_modules, mixed_suite
 from tests.drawing import drawn
@@ -37,6 +39,31 @@ def claimed(subject: str = "mine:fetch", **fields: Any) -> Property:
         subject, "Fetched parameters are right.", "nowhere", fetch_cases, (equals_unsharded, agrees_on_all_ranks)
     )
     return replace(made, **fields)
+
+
+def test_case_with_more_processes_than_devices_runs_on_the_whole_world() -> None:
+    prop = shipped()["rowwise_linear"]
+    chunk = Chunk(1, limits.DTYPES, 0, 20, world_sizes=(1, 2), strength=2)
+
+    cases, on_devices = chunk_cases(prop, chunk), chunk_cases(prop, replace(chunk, is_limited=True))
+
+    assert max(case.num_processes for case in cases) > 2
+    assert max(case.num_processes for case in on_devices) == 2
+    assert {replace(case, members=()) for case in on_devices} == {replace(case, members=()) for case in cases}
+
+
+def test_cases_drawn_on_few_devices_have_no_more_processes() -> None:
+    chunk = Chunk(1, ("float32",), 0, 20, world_sizes=(1,), is_limited=True)
+
+    assert not any(case.num_processes > 1 for case in draw_cases(shipped()["rowwise_linear"], chunk, 200))
+
+
+def test_run_on_few_devices_lacks_a_case_in_a_larger_world() -> None:
+    case = FetchCase(world_size=1, members=(1,))
+
+    assert has_case((1,), ("float32",), case, is_limited=False)
+    assert not has_case((1,), ("float32",), case, is_limited=True)
+    assert has_case((1, 2), ("float32",), case, is_limited=True)
 
 
 MINE = """

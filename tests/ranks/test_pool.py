@@ -38,6 +38,7 @@ VISIT = "tests.programs.tiny:visit"
 THREADS = "tests.programs.threads:visit"
 BY_FAKE_MODE = "EQUIVTEST_TEST_BY_FAKE_MODE"
 AS_CARD = "EQUIVTEST_TEST_AS_CARD"
+USED = "EQUIVTEST_TEST_USED"
 TWO = PlainCase(world_size=2)
 HERE = Path(__file__).parents[2]
 
@@ -468,6 +469,30 @@ def test_ranks_on_the_cpu_are_forked_although_the_machine_has_accelerators() -> 
         assert pool.start == "forkserver"
 
 
+@pytest.mark.parametrize(
+    ("environment", "start"),
+    [
+        ({}, "forkserver"),
+        ({USED: "1"}, "spawn (a fork runs no backward: RuntimeError: Unable to handle autograd's threading"),
+    ],
+    ids=["unused", "used"],
+)
+def test_ranks_on_a_device_are_forked_unless_an_import_has_used_it(environment: dict[str, str], start: str) -> None:
+    text = (
+        "from equivtest.ranks.backend import Backend\nfrom equivtest.ranks.pool import Pool\n"
+        "from tests.programs.tiny import PlainCase\n"
+        "backend = Backend('shadow', 'shadow', ('tests.programs.used_device',))\n"
+        f"with Pool(backend, visit={VISIT!r}, environment={environment!r}) as pool:\n"
+        "    print(*(reply.outcome for reply in pool.run('counts', PlainCase(world_size=2))), pool.start)\n"
+    )
+
+    output = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=True
+    ).stdout
+
+    assert output.startswith(f"answered answered {start}")
+
+
 def test_run_hides_cards_from_the_server_that_forks_ranks_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = SimpleNamespace(make_backend=Backend)
     config: Any = SimpleNamespace(stash={}, workerinput={})
@@ -486,7 +511,7 @@ def test_run_hides_cards_from_the_server_that_forks_ranks_on_the_cpu(monkeypatch
 def test_no_default_argument_keeps_a_process_group_of_the_warm_up() -> None:
     """Ranks would find it there, and torch would not: it was destroyed."""
     text = (
-        "import gc, types\nfrom equivtest.ranks.warm import warm\nwarm()\ngc.unfreeze()\n"
+        "import gc, types\nfrom equivtest.ranks.warm import warm\nwarm('cpu')\ngc.unfreeze()\n"
         "from torch.distributed import ProcessGroup\n"
         "functions = [each for each in gc.get_objects() if isinstance(each, types.FunctionType)]\n"
         "bound = [each for each in functions if any(isinstance(it, ProcessGroup) for it in each.__defaults__ or ())]\n"

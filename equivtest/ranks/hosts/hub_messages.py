@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from equivtest.errors import Misuse
+from equivtest.ranks.backend import Backend
 from equivtest.ranks.messages import Ready
 
 PACKAGE = Path(__file__).parents[2]
@@ -22,8 +23,7 @@ PACKAGE = Path(__file__).parents[2]
 class Config(msgspec.Struct, frozen=True):
     """Configures the server from which a slot forks ranks: see `equivtest.ranks.launch.Server`."""
 
-    start: str
-    imports: tuple[str, ...]
+    backend: Backend
     preload: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
 

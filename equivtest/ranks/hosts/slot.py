@@ -232,7 +232,7 @@ class Slot:
             if server is None or not server.alive:
                 if server is not None:
                     server.close()
-                server = Server(config.start, config.imports, config.preload, dict(config.environment))
+                server = Server(config.backend, config.preload, dict(config.environment))
                 self._servers[config] = server
             process = server.fork(connection)
             assert server.ready is not None
