@@ -14,7 +14,8 @@ w is not a power of two, the division rounds twice: the reciprocal of w is round
 reciprocal. Then one of two orders of addition follows. In the first order, each rank adds its M products, and a
 collective adds the w sums. In the second order, a collective adds the w products of each micro-batch, and each rank
 adds the M sums. The bound of additions is `equivtest.oracle.rounding.after_additions`; the result has the wider bound
-of the two orders. If every term of a sum is zero, the sum is zero.
+of the two orders. In both orders, groups of ranks may add their products of each micro-batch first. If every term of a
+sum is zero, the sum is zero.
 
 If gradients are stored in one dtype and reduced in another dtype, each stored product is cast to the dtype of the
 reduction. The cast rounds once, and all later operations round in the dtype of the reduction. Exact sums must then fit
@@ -61,6 +62,7 @@ class Averages:
     Attributes:
         reduced: Name of the dtype in which stored products are added and divided. If '', this is the dtype of
             `operations`.
+        scattered: Number of ranks in each group of ranks that adds the group's products of each micro-batch first.
         scalings: Number of roundings in a program that scales a gradient by several factors, whose product is 1 /
             ranks. If None, the program divides the gradient once.
     """
@@ -69,6 +71,7 @@ class Averages:
     ranks: int
     micro_batches: int
     reduced: str = ""
+    scattered: int = 1
     scalings: int | None = None
 
     @property
@@ -148,13 +151,17 @@ class Averages:
         Args:
             error: Sum of the errors that the products had before they were added, in the shape (C, D).
         """
-        on_a_rank = (1, self.micro_batches - 1, arithmetic.u_o)
-        across_ranks = (0, self.ranks - 1, arithmetic.u_r)
-        total, magnitude, errors = blocks.sum((0, 1)), blocks.abs().sum((0, 1)), []
-        for (dim, num_first, u_first), (_, num_last, u_last) in ((on_a_rank, across_ranks), (across_ranks, on_a_rank)):
-            between = blocks.sum(dim).abs().sum(0)
-            reached = after_additions(between, magnitude, error, num_first, u_first)
-            errors.append(after_additions(total, between, reached, num_last, u_last))
+        in_a_group = (1, self.scattered - 1, arithmetic.u_r)
+        on_a_rank = (2, self.micro_batches - 1, arithmetic.u_o)
+        across_groups = (0, self.ranks // self.scattered - 1, arithmetic.u_r)
+        grouped, errors = blocks.view(-1, self.scattered, *blocks.shape[1:]), []
+        for order in ((in_a_group, on_a_rank, across_groups), (in_a_group, across_groups, on_a_rank)):
+            reached, terms = error, grouped
+            for dim, num_additions, u in order:
+                sums = terms.sum(dim, keepdim=True)
+                between, magnitude = (each.abs().sum((0, 1, 2)) for each in (sums, terms))
+                reached, terms = after_additions(between, magnitude, reached, num_additions, u), sums
+            errors.append(reached)
         return torch.maximum(*errors)
 
 

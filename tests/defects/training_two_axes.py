@@ -77,6 +77,48 @@ replicas_not_reduced = wrong_hsdp(
 )(answers_of(_Unreduced))
 
 
+class _Lost(HsdpRun):
+    """HSDP that forgets the gradients of earlier micro-batches before the ranks of a column reduce the sum."""
+
+    def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
+        context = super().synchronization(is_last=is_last)
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                for group in module._get_fsdp_state()._fsdp_param_groups:
+                    group._partial_reduce_output = None
+        return context
+
+
+sums_of_micro_batches_lost = wrong_hsdp(
+    "a term missing",
+    TwoAxisCase(
+        world_size=1,
+        style="hsdp",
+        biases=("out_proj",),
+        requires_grad=("out_proj.bias",),
+        micro_batches=2,
+        scatters_every=True,
+    ),
+    "a second micro-batch follows the lost one; a bias has a gradient for any value of x",
+    claim="gradients_equal_unsharded",
+)(answers_of(_Lost))
+
+
+class _NotAveraged(HsdpRun):
+    """HSDP that leaves the sum divided by the factor alone."""
+
+    def average(self, reduced: torch.Tensor) -> None:
+        pass
+
+
+divided_by_the_factor_alone = wrong_hsdp(
+    "wrong divisor or wrong group",
+    TwoAxisCase(world_size=1, style="hsdp", requires_grad=("out_proj.weight",), division="factor"),
+    "one rank divides by the factor too",
+    claim="gradients_equal_unsharded",
+)(answers_of(_NotAveraged))
+
+
 def on_mesh(tensor: DTensor, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> DTensor:
     """Declares the local tensor on another mesh and with other placements."""
     local = tensor.to_local().detach()

@@ -73,10 +73,10 @@ def test_each_dtype_has_at_least_15_percent_of_the_drawn_cases(name: str) -> Non
 
 
 @each(DIVIDED)
-def test_over_half_of_the_drawn_cases_have_uneven_or_empty_shards(name: str) -> None:
-    counts = Counter(case.shard_kind for case in run_of(name))
+def test_three_in_five_of_the_drawn_cases_on_several_ranks_have_uneven_or_empty_shards(name: str) -> None:
+    counts = Counter(case.shard_kind for case in run_of(name) if case.world_size > 1)
 
-    assert counts["uneven"] + counts["empty"] > 0.5 * counts.total(), counts
+    assert counts["uneven"] + counts["empty"] > 0.6 * counts.total(), counts
 
 
 @each(DIVIDED)

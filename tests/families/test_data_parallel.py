@@ -267,6 +267,23 @@ def test_sum_of_micro_batches_is_within_the_bound_in_any_order(dtype: str, ranks
     assert worst > 0.2 or dtype in ("float32", "float64")
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sum_that_groups_of_two_ranks_begin_is_within_the_bound(dtype: str) -> None:
+    for seed in range(20):
+        batch = torch.randn(4 * 3 * 2, 4, generator=torch.Generator().manual_seed(seed)).to(DTYPES[dtype])
+        operations = Operations(dtype, 4, must_be_exact=False, may_be_exact=False)
+        found = Averages(operations, 4, 3, scattered=2).product(batch.double().T, batch.double().flip(1))
+        assert found.allowed is not None
+        products = [[own.T @ own.flip(1) for own in rank.chunk(3)] for rank in batch.chunk(4)]
+        groups = [
+            in_order([in_order([products[at][number], products[at + 1][number]]) for number in range(3)])
+            for at in (0, 2)
+        ]
+        last_alone = in_order([products[at][2] for at in range(4)]) / 4
+        assert bool(((in_order(groups) / 4 - found.value).abs() <= found.allowed).all())
+        assert bool(((last_alone - found.value).abs() > found.allowed).any())
+
+
 def in_order(operands: Sequence[torch.Tensor]) -> torch.Tensor:
     """Their sum, rounded after each addition."""
     total = operands[0]

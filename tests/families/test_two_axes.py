@@ -78,6 +78,8 @@ test_error_for_an_invalid_case_names_the_invalid_field = refuses(
     ({"mesh": (4,)}, "mesh must have 2 dims of at least 1"),
     ({"mesh": (4, 0)}, "mesh must have 2 dims of at least 1"),
     ({"mesh": (2, 3)}, "mesh must have 4 ranks"),
+    ({"division": "sums"}, "division needs style 'hsdp', got 'fsdp2_tp'"),
+    ({"style": "hsdp", "scatters_every": True, "syncs_every": True}, "set scatters_every or syncs_every"),
     ({"members": (3, 2, 1, 0)}, "members need a mesh of one axis"),
     ({"use_local_output": True}, "5 hidden features on 2 ranks are uneven: set use_local_output=False"),
 )
@@ -129,6 +131,13 @@ def test_hsdp_documents_no_collective_in_a_mesh_row_or_column_of_one_rank() -> N
     assert whole == {"backward all_reduce of 8 bytes": 1}
 
 
+def test_hsdp_documents_all_reduces_of_the_last_micro_batch_alone_if_it_scatters_every() -> None:
+    once = documented(3)
+
+    calls = documented(3, micro_batches=2, scatters_every=True)
+    assert calls == {call: num if "all_reduce" in call else 2 * num for call, num in once.items()}
+
+
 def test_fsdp2_tp_documents_all_reduces_in_rows_and_gathers_in_columns() -> None:
     """By hand: the second column has 2 of 5 hidden features, one per rank; 2 tokens of 2 features out and 3 in."""
     assert documented(3, style="fsdp2_tp", requires_grad=("x", *ALL[1:])) == {
@@ -176,10 +185,11 @@ def test_torchs_training_passes_on_meshes_of_2_x_3_and_3_x_2_ranks(
     """Recorded, and clipped; 7 hidden features are uneven on either axis."""
     sizes: dict[str, Any] = {"hidden_features": 7, "out_features": 4, "requires_grad": ALL, "optimizer": "sgd"}
     case = two_axis_case(world_size=6, mesh=mesh, style=style, values=(("dense", 0), ("real", 1)), steps=2, **sizes)
+    reduction: dict[str, Any] = {"scatters_every": True, "division": "factor"} if style == "hsdp" else {}
     claims = (*DEFAULT_CLAIMS, trains_like_unsharded, uses_only_collectives)
     verdicts = [
         verdict
-        for each in (replace(case, records=True), replace(case, clip_norm=1.0))
+        for each in (replace(case, records=True), replace(case, clip_norm=1.0, **reduction))
         for verdict in judge(f"{style}_mlp", each, pool, claims)
     ]
 

@@ -119,6 +119,11 @@ class DataParallelCase(PerceptronCase):
         return 1
 
     @property
+    def num_scattered(self) -> int:
+        """Number of ranks whose gradients are added after each micro-batch, if fewer than all ranks. Otherwise 1."""
+        return 1
+
+    @property
     def norm_axes(self) -> tuple[int, ...]:
         return () if self.style == "ddp" else self.mesh_shape
 

@@ -145,7 +145,8 @@ class Reference:
 
     def sums(self, operations: Operations) -> Averages | TokenSums:
         if isinstance(self.case, DataParallelCase):
-            return Averages(operations, self.case.num_averaged, self.case.micro_batches)
+            case = self.case
+            return Averages(operations, case.num_averaged, case.micro_batches, scattered=case.num_scattered)
         return TokenSums(operations)
 
     def taken(self, tensor: torch.Tensor) -> torch.Tensor:

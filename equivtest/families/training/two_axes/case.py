@@ -15,6 +15,9 @@ from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.layout import Layout, Replicate, Shard
 
 TWO_AXIS_STYLES = ("fsdp2_tp", "hsdp")
+DIVISIONS = ("", "sums", "factor")
+DIVIDE_FACTOR = 2.0
+"""The divide factor of the division 'factor'."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -30,11 +33,18 @@ class TwoAxisCase(DataParallelCase):
             shards. Every rank has its own part of the batch.
         use_local_output: Only for fsdp2_tp. Whether the hidden activation is a plain tensor. If so, torch computes its
             global size as local size times t, so that t must divide H.
+        scatters_every: Only for hsdp. Whether the ranks of a mesh row reduce gradients after every micro-batch, and the
+            ranks of a mesh column reduce the sums only after the last one.
+        division: Only for hsdp. How torch turns sums of gradients into averages. If '', torch chooses. If 'sums', torch
+            may call only collectives that add. If 'factor', torch divides by DIVIDE_FACTOR, and the program turns the
+            result into the average.
     """
 
     mesh: Annotated[Shape, Dims(2, 2)] = (1, 1)
     style: Annotated[str, OneOf(TWO_AXIS_STYLES)] = "fsdp2_tp"
     use_local_output: bool = True
+    scatters_every: bool = False
+    division: Annotated[str, OneOf(DIVISIONS)] = ""
 
     def check_fields(self) -> None:
         require(math.prod(self.mesh) == self.world_size, f"mesh must have {self.world_size} ranks, got {self.mesh}")
@@ -47,6 +57,15 @@ class TwoAxisCase(DataParallelCase):
             not self.use_local_output or self.hidden_features % self.num_hidden_parts == 0,
             f"{self.hidden_features} hidden features on {self.num_hidden_parts} ranks are uneven: "
             "set use_local_output=False",
+        )
+        for name in ("scatters_every", "division"):
+            require(
+                self.style == "hsdp" or not getattr(self, name),
+                f"{name} needs style 'hsdp', got {self.style!r}",
+            )
+        require(
+            not (self.scatters_every and self.syncs_every),
+            "after a micro-batch gradients are reduced along one axis or both: set scatters_every or syncs_every",
         )
 
     @property
@@ -64,6 +83,18 @@ class TwoAxisCase(DataParallelCase):
     @property
     def num_shards(self) -> int:
         return self.mesh[1]
+
+    @property
+    def num_scattered(self) -> int:
+        return self.num_shards if self.scatters_every else 1
+
+    @property
+    def adds_only(self) -> bool:
+        """True if torch may call only collectives that add.
+
+        gloo lacks the operation by which torch divides by a factor other than the number of ranks.
+        """
+        return self.division == "sums" or (self.division == "factor" and self.num_shards not in (1, DIVIDE_FACTOR))
 
     @property
     def num_hidden_parts(self) -> int:

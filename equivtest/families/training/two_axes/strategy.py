@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 from equivtest.cases.case import Shape
 from equivtest.cases.picks import Cases, Draw, kind_of_mesh, pick
 from equivtest.families.training.data_parallel.strategy import TIES_DRAWN, _pick_data_parallel
-from equivtest.families.training.two_axes.case import TwoAxisCase
+from equivtest.families.training.two_axes.case import DIVISIONS, TwoAxisCase
 from equivtest.property import Space
 
 USE_LOCAL_OUTPUT = (True, False, False)
@@ -33,7 +35,23 @@ def two_axis_cases(draw: Draw, space: Space, *, style: str) -> TwoAxisCase:
         fields["by_columns"] = ()
     own = {"style": style, "members": (), "mesh": mesh, "use_local_output": is_even and use_local_output}
     own["records"] = pick(draw, "records on two axes", RECORDS_WITHOUT_CLIPPING) and not fields.get("clip_norm")
+    own |= _reduction(draw, fields, mesh[1]) if style == "hsdp" else {}
     return TwoAxisCase(**fields | own)
+
+
+def _reduction(draw: Draw, fields: Mapping[str, Any], num_shards: int) -> dict[str, Any]:
+    """Draws how HSDP reduces gradients. A rank without other shards divides twice by a factor of float16 or float64.
+
+    See finding 75.
+    """
+    scatters, division = pick(draw, "scatters_every", (False, True)), pick(draw, "division", DIVISIONS)
+    is_refused = division == "factor" and num_shards == 1 and fields["dtype"] in ("float16", "float64")
+    return {
+        "scatters_every": scatters,
+        "syncs_every": fields["syncs_every"] and not scatters,
+        "micro_batches": max(fields["micro_batches"], 1 + scatters),
+        "division": "" if is_refused else division,
+    }
 
 
 @cache

@@ -2,23 +2,25 @@
 
 Source: torch's tutorial of two-dimensional parallelism: ColwiseParallel and RowwiseParallel
 (torch/distributed/tensor/parallel/style.py) on one axis, then fully_shard on the other axis; fully_shard on both axes
-for HSDP (torch/distributed/fsdp/_fully_shard/_fully_shard.py, 2.13.0).
+for HSDP, with the methods of FSDPModule (torch/distributed/fsdp/_fully_shard/_fully_shard.py, 2.13.0).
 """
 
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from equivtest.cases.subject import Answers, Given
 from equivtest.families.training.data_parallel.subject import Fsdp2Run
 from equivtest.families.training.subject import Mlp
-from equivtest.families.training.two_axes.case import TwoAxisCase
+from equivtest.families.training.two_axes.case import DIVIDE_FACTOR, TwoAxisCase
 
 
 def fsdp2_tp_mlp(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
@@ -40,6 +42,26 @@ class HsdpRun(Fsdp2Run):
 
     def __init__(self, case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> None:
         super().__init__(case, named_mesh(mesh.device_type, case.mesh_shape, ("replicate", "shard")), given)
+
+    def build(self) -> nn.Module:
+        model, case = super().build(), self.case
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                if case.adds_only:
+                    module.set_force_sum_reduction_for_comms(True)
+                if case.division == "factor":
+                    module.set_gradient_divide_factor(DIVIDE_FACTOR)
+                    module.set_all_reduce_hook(self.average)
+        return model
+
+    def average(self, reduced: torch.Tensor) -> None:
+        """Turns a sum of all ranks' gradients, divided by DIVIDE_FACTOR, into their average."""
+        reduced.div_(self.case.world_size / DIVIDE_FACTOR)
+
+    def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
+        context = super().synchronization(is_last=is_last or self.case.scatters_every)
+        self.parallel.set_requires_all_reduce(is_last or self.case.syncs_every)
+        return context
 
 
 class Fsdp2TpRun(Fsdp2Run):

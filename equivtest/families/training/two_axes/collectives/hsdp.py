@@ -21,8 +21,9 @@ def hsdp_collectives(case: TwoAxisCase, rank: int) -> Collectives:
     Layers that were released are gathered again in the backward. Tied layers are gathered and reduced together. If
     gradients are reduced, a layer's gradients take one reduce_scatter along the row and one all_reduce of the rank's
     shard along the column. Each of the t ranks of a mesh row has ceil(rows / t) rows of a parameter, padding included,
-    or 1 / t of its columns. A mesh row of one rank gathers and scatters nothing. A mesh column of one rank still takes
-    its all_reduce. The backward gathers the next layer ahead, whether or not gradients reach it.
+    or 1 / t of its columns. If `scatters_every` is True, every micro-batch takes the reduce_scatters, and only the last
+    one takes the all_reduces. A mesh row of one rank gathers and scatters nothing. A mesh column of one rank still
+    takes its all_reduce. The backward gathers the next layer ahead, whether or not gradients reach it.
 
     Source: Rajbhandari et al., ZeRO (2020), section 5.3, for the gathered and reduced tensors;
     FSDPParamGroup.unshard and post_backward, _prefetch_unshard, in
@@ -40,12 +41,14 @@ def hsdp_collectives(case: TwoAxisCase, rank: int) -> Collectives:
             phases = ("forward", "backward") if case.reshards else ("forward",)
             if num_shards > 1:
                 found += [Collective("all_gather", size, phase, along_row) for phase in phases for size in sizes]
-            if micro_batch < case.micro_batches and not case.syncs_every:
+            reduces = micro_batch == case.micro_batches or case.syncs_every
+            if not reduces and not case.scatters_every:
                 continue
             for size in filter(None, (_part_bytes(case, layers, case.graded_names(step)) for layers in groups)):
                 if num_shards > 1:
                     found.append(Collective("reduce_scatter", num_shards * size, "backward", along_row))
-                found.append(Collective("all_reduce", size, "backward", along_column))
+                if reduces:
+                    found.append(Collective("all_reduce", size, "backward", along_column))
     return tuple(found)
 
 
