@@ -45,7 +45,7 @@ class Chunk:
     mixes_worlds: bool = True
 
 
-def chunk_of(part, dtypes, seed, world_sizes):
+def chunk_of(part, dtypes, seed, world_sizes, *, is_limited):
     return Chunk(part.world_size, dtypes, part.index, part.num_cases, seed, part.per_cell, world_sizes)
 
 
