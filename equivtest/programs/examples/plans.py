@@ -24,6 +24,15 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+POWER_SGD: dict[str, Any] = {
+    "matrix_approximation_rank": 1,
+    "start_powerSGD_iter": 2,
+    "min_compression_rate": 1,
+    "warm_start": False,
+    "orthogonalization_epsilon": 1e-8,
+}
+"""Arguments of PowerSGD that compress the weights of a block with two features."""
+
 
 def tensor_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Divides the hidden features of a gated block among the ranks, with one all_reduce in the forward.
@@ -70,9 +79,9 @@ def data_parallel_by_hook(
     For each dtype the block has a different hook of torch, and each hook gives the average of all ranks.
     `allreduce_hook` computes this average and nothing else. The hooks that compress lose no bits, because they get
     gradients of the dtype to which they compress. In bfloat16 these gradients are larger than any number of float16.
-    PowerSGD begins after a thousand steps or more. Until then its hook averages over all ranks. If `post_local_sgd` is
-    True, the hook of every dtype averages over a subgroup, which has all ranks. No setting of DistributedDataParallel
-    changes a gradient.
+    In float64 PowerSGD compresses, until its error feedback has sent everything. If `post_local_sgd` is True, the hook
+    of every dtype averages over a subgroup, which has all ranks. No setting of DistributedDataParallel changes a
+    gradient.
 
     Source: torch/distributed/algorithms/ddp_comm_hooks (2.13.0): default_hooks.py, powerSGD_hook.py and
     post_localSGD_hook.py.
@@ -82,7 +91,7 @@ def data_parallel_by_hook(
         torch.float32: (group, default_hooks.allreduce_hook),
         torch.float16: (group, default_hooks.fp16_compress_hook),
         torch.bfloat16: (group, scaled(default_hooks.bf16_compress_hook, 2.0**40)),
-        torch.float64: (PowerSGDState(group), powerSGD_hook),
+        torch.float64: (PowerSGDState(cast("Any", Waiting(group)), **POWER_SGD), until_all_is_sent(powerSGD_hook)),
     }
     replicated = DistributedDataParallel(block, process_group=group, **settings)  # type: ignore[arg-type]  # any setting
     if post_local_sgd:
@@ -101,6 +110,47 @@ def scaled(hook: Any, scale: float) -> Any:
         return hook(state, bucket).then(lambda future: future.value().div_(scale))
 
     return scaled_hook
+
+
+class Waiting:
+    """A process group that waits for each all_reduce.
+
+    PowerSGD waits for an all_reduce in a callback of another all_reduce. If a group has one thread, the thread cannot
+    run the second all_reduce before the callback returns.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self.group, self.size = group, group.size
+
+    def allreduce(self, *given: Any) -> Any:
+        work = self.group.allreduce(*given)
+        work.wait()
+        return work
+
+
+def until_all_is_sent(hook: Any) -> Any:
+    """Returns a hook that averages integers by PowerSGD of rank 1. No matrix may have a rank above 2.
+
+    PowerSGD replaces a matrix M by P P^T M, for a unit vector P in the range of M. Error feedback adds the rest
+    M - P P^T M, whose rank is lower by 1, to the next gradient. The next gradient is zero here, so two calls together
+    send M, except for roundings. The vector P is random. The roundings stay far below 1 / 2 unless P is nearly
+    orthogonal to a singular vector, and the hook removes them from the integers. The calls before PowerSGD begins
+    average M and zeros.
+
+    Source: Vogels et al., PowerSGD (2019), algorithms 1 and 2; the documentation of `powerSGD_hook` (2.13.0).
+    """
+
+    def hook_until_all_is_sent(state, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations
+        num_ranks, sent = state.process_group.size(), bucket.buffer().clone()
+        total = torch.zeros_like(sent)
+        for gradient in (sent, 0.0, sent, 0.0):
+            bucket.buffer()[:] = gradient
+            total += hook(state, bucket).wait()
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(total.mul_(num_ranks / 2).round_().div_(num_ranks))
+        return future
+
+    return hook_until_all_is_sent
 
 
 def fully_sharded(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
