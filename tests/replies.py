@@ -124,7 +124,7 @@ class StubPool:
     Attributes:
         limits_s: limit_s of each single run.
         searched_s, watched_s: limit_s of the last search, and of the last watched visit.
-        kept: keep_if_all_raised of each single run.
+        kept: (keep_if_all_raised, grace_s) of each single run.
         renewed: World sizes whose ranks had to be replaced, in order.
     """
 
@@ -135,15 +135,21 @@ class StubPool:
         self.limits_s: list[float | None] = []
         self.searched_s: float | None = None
         self.watched_s: float | None = None
-        self.kept: list[bool] = []
+        self.kept: list[tuple[bool, float | None]] = []
         self.renewed: list[int] = []
 
     def run(
-        self, subject: str, case: Case, *, limit_s: float | None = None, keep_if_all_raised: bool = False
+        self,
+        subject: str,
+        case: Case,
+        *,
+        limit_s: float | None = None,
+        keep_if_all_raised: bool = False,
+        grace_s: float | None = None,
     ) -> list[Reply]:
         self.seen.append(case)
         self.limits_s.append(limit_s)
-        self.kept.append(keep_if_all_raised)
+        self.kept.append((keep_if_all_raised, grace_s))
         return self.answer(case)
 
     def watch(self, subject: str, case: Case, folder: str, limit_s: float) -> list[Reply]:

@@ -291,7 +291,14 @@ class KnownFailureItem(EquivtestItem):
         if not has_case(settings.world_sizes, settings.dtypes, entry.case, is_limited=settings.is_limited):
             return NOT_RUN, pytest.skip.Exception(f"{entry.case!r} is outside --world-sizes or --dtypes")
         claims = [claim for claim in self.prop.claims if claim.name == entry.claim]
-        found = judge(entry.subject, entry.case, pool_of(self.config), claims, limit_s=self.prop.limit_s)
+        found = judge(
+            entry.subject,
+            entry.case,
+            pool_of(self.config),
+            claims,
+            limit_s=self.prop.limit_s,
+            may_raise=entry.kind == "raised",
+        )
         kinds = {verdict.kind for verdict in found}
         difference = self._difference_from_gloo(found) if entry.kind in kinds else ""
         if entry.kind in kinds and not difference:

@@ -52,12 +52,12 @@ class _Outstanding:
     def cut_off(self) -> str:
         return "" if self.world is None else self.world.cut_off
 
-    def wait(self, limit_s: float | None, *, keep_if_all_raised: bool) -> list[Reply]:
+    def wait(self, limit_s: float | None, *, keep_if_all_raised: bool, grace_s: float | None) -> list[Reply]:
         if self.ended is not None:
             return ended_by(self.ended, self.case.num_processes)
         assert self.world is not None
         keep = keep_if_all_raised or any(support.refused for support in self.known)
-        replies = self.world.wait(self.request_id, limit_s, keep_if_all_raised=keep)
+        replies = self.world.wait(self.request_id, limit_s, keep_if_all_raised=keep, grace_s=grace_s)
         judged = as_supported(self.known, replies)
         if first_cause(judged) is not None and first_cause(replies) is None:  # ranks may be at different points
             self.world.kill()
@@ -135,6 +135,7 @@ class Pool:
         *,
         limit_s: float | None = None,
         keep_if_all_raised: bool = False,
+        grace_s: float | None = None,
         fault: Fault | None = None,
     ) -> list[Reply]:
         """Runs `subject` on `case` on all ranks and returns one reply per rank, in rank order.
@@ -142,6 +143,7 @@ class Pool:
         Args:
             limit_s: Seconds that the ranks may take. If None, this is limits.CASE_S.
             keep_if_all_raised: True for a case that should be refused. The ranks stay alive if each of them raised.
+            grace_s: Seconds that the other ranks have after the first failure. If None, see `World.wait`.
             fault: Fault to plant in one collective. With a fault, the case runs in a separate world, whose process
                 groups record calls. If None, the case runs on the bare backend.
 
@@ -149,24 +151,30 @@ class Pool:
             BrokenSetup: ranks cannot start.
             Misuse: the pool is closed, or belongs to another process.
         """
-        return self._finish(self._begin(subject, case, fault), limit_s, keep_if_all_raised=keep_if_all_raised)
+        begun = self._begin(subject, case, fault)
+        return self._finish(begun, limit_s, keep_if_all_raised=keep_if_all_raised, grace_s=grace_s)
 
     def watch(self, subject: str, case: Case, folder: str, limit_s: float) -> list[Reply]:
         """Runs `case` like `run`, and makes each rank write its operations and collectives to a file in `folder`."""
         return self._finish(self._begin(subject, case, NO_FAULT, folder), limit_s)
 
     def _finish(
-        self, outstanding: _Outstanding, limit_s: float | None, *, keep_if_all_raised: bool = False
+        self,
+        outstanding: _Outstanding,
+        limit_s: float | None,
+        *,
+        keep_if_all_raised: bool = False,
+        grace_s: float | None = None,
     ) -> list[Reply]:
         """Waits for the replies to a visit and returns them. Repeats a visit during which ranks lost their host."""
         case = outstanding.case
         try:
-            replies = outstanding.wait(limit_s, keep_if_all_raised=keep_if_all_raised)
+            replies = outstanding.wait(limit_s, keep_if_all_raised=keep_if_all_raised, grace_s=grace_s)
             for _ in range(limits.HOST_TRIES - 1):
                 if not outstanding.cut_off:
                     break
                 outstanding = self._begin(outstanding.subject, case, outstanding.fault, outstanding.watch)
-                replies = outstanding.wait(limit_s, keep_if_all_raised=keep_if_all_raised)
+                replies = outstanding.wait(limit_s, keep_if_all_raised=keep_if_all_raised, grace_s=grace_s)
             for file in {file for reply in replies for file in reply.imported} - self.code.keys():
                 self.code[file] = digest_of(file)
             return replies

@@ -110,12 +110,20 @@ def require_conclusion(subject: str, case: Case, verdicts: Sequence[Verdict], fa
 
 
 def judge(
-    subject: str, case: Case, pool: Pool, claims: Sequence[Claim] | None = None, *, limit_s: float = limits.CASE_S
+    subject: str,
+    case: Case,
+    pool: Pool,
+    claims: Sequence[Claim] | None = None,
+    *,
+    limit_s: float = limits.CASE_S,
+    may_raise: bool = False,
 ) -> list[Verdict]:
     """Runs `case` and returns every verdict, draw by draw, including verdicts that fail or are inconclusive.
 
     Args:
         subject, claims, limit_s: Same as in `check`.
+        may_raise: True if the ranks stay alive after each of them raised within limits.GRACE_S. After a refused case
+            the ranks stay alive anyway.
 
     Raises:
         Misuse: the subject is unknown or breaks its contract with the harness, or limit_s is invalid.
@@ -123,7 +131,9 @@ def judge(
     require_limit(limit_s)
     if not subject.isprintable():
         raise Misuse(f"a subject must be a short name or package.module:function, got {subject!r}")
-    replies = pool.run(subject, case, limit_s=limit_s, keep_if_all_raised=bool(case.refusal))
+    keep = may_raise or bool(case.refusal)
+    grace_s = None if case.refusal else limits.GRACE_S
+    replies = pool.run(subject, case, limit_s=limit_s, keep_if_all_raised=keep, grace_s=grace_s)
     verdicts = judge_replies(subject, case, replies, claims, load_arithmetics(pool.backend.arithmetic))
     return [replace(verdict, limit_s=limit_s) for verdict in verdicts]
 

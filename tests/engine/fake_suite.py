@@ -157,7 +157,7 @@ def search(prop, chunk, pool, known, failures_dir, *, until_s, gloo):
     return Findings(records, [failure] if fails else [], 0.1, misuse)
 
 
-def judge(subject, case, pool, claims, limit_s):
+def judge(subject, case, pool, claims, limit_s, may_raise):
     log(f"judge {subject} {claims[0].name}")
     kind = "inconclusive" if case.in_features > 1 else "holds" if case.bias else "layout"
     return [types.SimpleNamespace(subject=subject, claim=claims[0].name, kind=kind)]

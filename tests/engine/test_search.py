@@ -617,7 +617,7 @@ def test_world_is_kept_while_cases_that_must_be_refused_are_searched_and_shrunk(
     [failure] = run(pool, tmp_path, cases=refused_fetch_cases, claims=(refuses,)).failures
 
     assert failure.kind == "not_refused" and isinstance(from_code(failure.case), RefusedFetchCase)
-    assert pool.kept and all(pool.kept)
+    assert pool.kept and all(keeps for keeps, _ in pool.kept)
 
 
 # Budget.
