@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,7 +19,7 @@ from equivtest.ranks.messages import Ready, interpreter_command
 from equivtest.ranks.poison import poison_environment
 from equivtest.ranks.process import Forked, Place, RankProcess
 from equivtest.ranks.scratch import Scratch, sweep
-from equivtest.ranks.server import CLOSE, FORK, PID
+from equivtest.ranks.server import CLOSE, FORK, IMPORT, PID, SIZE
 from equivtest.ranks.stacks import read_tail, take_stacks
 from equivtest.ranks.surroundings import ONE_THREAD, temporary_files_in
 
@@ -71,6 +71,7 @@ class Server:
             self._scratch.remove()
             raise BrokenSetup(f"cannot start the server that forks ranks: {error}; {_WAY_OUT}") from error
         self.ready: Ready | None = None
+        self._preloaded: set[str] = set()
 
     def _execute(
         self,
@@ -110,6 +111,14 @@ class Server:
             yield RankProcess(
                 forked.pid, Channel(ours, limits.SEND_S), forked.end, rank, Place(own, surroundings, rank)
             )
+
+    def preload(self, modules: Collection[str]) -> None:
+        new = sorted(set(modules) - self._preloaded)
+        if new and self.ready is not None and self.ready.start == "forkserver":
+            self._preloaded.update(new)
+            names = "\n".join(new).encode()
+            with contextlib.suppress(OSError):  # the server has died, which the next fork reports
+                self._control.sendall(IMPORT + SIZE.pack(len(names)) + names)
 
     def fork(self, channel: socket.socket) -> Forked:
         """Forks a rank that talks to its parent over `channel`. The caller must still close its own copy of `channel`.

@@ -113,6 +113,7 @@ class Pool:
         self._deaths: list[str] = []  # not yet returned by `take_deaths`
         self._told: set[Finding] = set()  # faults that `take_faults` has returned
         self.code: dict[str, str] = {}
+        self._modules: set[str] = set()  # modules of equivtest that ranks imported after their fork
         self._owner = ""  # owner of the programs that ranks run, see `serve`
         self._pid = os.getpid()
         self._closed = False
@@ -175,6 +176,7 @@ class Pool:
                     break
                 outstanding = self._begin(outstanding.subject, case, outstanding.fault, outstanding.watch)
                 replies = outstanding.wait(limit_s, keep_if_all_raised=keep_if_all_raised, grace_s=grace_s)
+            self._modules.update(*(reply.modules for reply in replies))
             for file in {file for reply in replies for file in reply.imported} - self.code.keys():
                 self.code[file] = digest_of(file)
             return replies
@@ -360,6 +362,7 @@ class Pool:
         if not self._server.alive:
             self._close_server()
             self._lender, self._server = None, self._start_server()
+        self._server.preload(self._modules)
         return World(
             world_size,
             backend or self.backend,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -155,6 +155,9 @@ class Launcher(Protocol):
             BrokenSetup: a rank cannot start. If the rank's host was lost meanwhile, the exception is `HostLost`.
             Misuse: the other hosts have fewer than `world_size` slots.
         """
+
+    def preload(self, modules: Collection[str]) -> None:
+        """Imports modules of equivtest before the next fork, so that the forked ranks need not import them."""
 
     def take_stacks(self, ranks: Mapping[int, RankProcess]) -> dict[int, str]:
         """Returns the Python stacks of running ranks, by rank."""

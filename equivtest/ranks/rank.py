@@ -115,8 +115,10 @@ class Rank:
         self._shared = self._scratch if start.store is None else None
         self._device = torch.device("cpu")
         self._visit: VisitFunction | None = None
+        self._forked_with = frozenset(sys.modules)
         self._num_modules = 0
         self._files: tuple[str, ...] = ()
+        self._modules: tuple[str, ...] = ()
 
     def join(self, store: Any = None) -> Answers:
         """Imports the backend's modules and joins the process group of the world. The result is empty.
@@ -186,6 +188,7 @@ class Rank:
         try:
             answers = work()
             now_s = time.monotonic()
+            self._note_imports()
             outcome: Outcome = "not_in_mesh" if answers is None else "answered"
             reply = Reply(
                 rank=self._start.rank,
@@ -193,19 +196,22 @@ class Rank:
                 answers=answers or (),
                 at_s=now_s,
                 busy_s=now_s - begun_s,
-                imported=self._imported_files(),
+                imported=self._files,
+                modules=self._modules,
             )
             return encode_reply(request_id, reply, self._shared)
         except Exception as error:  # the subject may raise any exception
             return encode_reply(request_id, self._failed(error, begun_s), self._shared)
 
-    def _imported_files(self) -> tuple[str, ...]:
+    def _note_imports(self) -> None:
         if len(sys.modules) != self._num_modules:
             self._num_modules, self._files = len(sys.modules), imported_files()
-        return self._files
+            new = sys.modules.keys() - self._forked_with
+            self._modules = tuple(sorted(name for name in new if name.startswith("equivtest.")))
 
     def _failed(self, error: Exception, begun_s: float) -> Reply:
         now_s = time.monotonic()
+        self._note_imports()
         outcome: Outcome = "misused" if isinstance(error, Misuse) else "raised"
         lacking: tuple[str, ...] = ()
         if isinstance(error, Unsupported):
@@ -226,7 +232,8 @@ class Rank:
             at_s=now_s,
             busy_s=now_s - begun_s,
             lacking=lacking,
-            imported=self._imported_files(),
+            imported=self._files,
+            modules=self._modules,
         )
 
 

@@ -59,6 +59,7 @@ class Reply:
         lacking: 'dtype:function' or 'dtype:function_reduction' of each collective that the backend refused, if the
             outcome is 'not_supported'.
         imported: Path of each of your own files that the rank has imported so far.
+        modules: Name of each module of equivtest that the rank has imported since it was forked.
     """
 
     rank: int
@@ -71,3 +72,4 @@ class Reply:
     busy_s: float = 0.0
     lacking: tuple[str, ...] = ()
     imported: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()

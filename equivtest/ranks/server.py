@@ -34,6 +34,9 @@ FORK = b"f"
 """Byte that requests one rank; two descriptors come with it: the rank's channel, and the pipe for its exit code."""
 CLOSE = b"c"
 """Byte by which the parent announces that it ends the server on purpose."""
+IMPORT = b"i"
+"""Byte that requests the import of modules. The size of their names follows, in bytes, then the names in lines."""
+SIZE = struct.Struct("q")
 PID = struct.Struct("q")
 ENDING = struct.Struct("qd")
 """Format of a rank's end: its exit code, negative for a signal, and time.monotonic()."""
@@ -155,14 +158,16 @@ class _Server:
         selector.register(self._control, selectors.EVENT_READ)
         selector.register(wake_r, selectors.EVENT_READ)
         command = FORK
-        while command == FORK:
+        while command in (FORK, IMPORT):
             ready = {key.fd for key, _ in selector.select()}
             if wake_r in ready:
                 os.read(wake_r, 2**16)
                 self._bury()
             if self._control.fileno() in ready:
                 command, fds = self._receive()
-                if command == FORK and len(fds) < 2:  # no descriptor is free here
+                if command == IMPORT:
+                    self._import()
+                elif command == FORK and len(fds) < 2:  # no descriptor is free here
                     self._refuse(fds)
                 elif command == FORK:
                     self._fork(fds, (wake_r, wake_w, selector.fileno()))
@@ -177,6 +182,12 @@ class _Server:
         for fd in fds:
             os.set_inheritable(fd, False)  # noqa: FBT003
         return command, fds
+
+    def _import(self) -> None:
+        size = SIZE.unpack(self._control.recv(SIZE.size, socket.MSG_WAITALL))[0]
+        for module in self._control.recv(size, socket.MSG_WAITALL).decode().split("\n"):
+            _try_import(module)
+        gc.freeze()  # as in `warm`
 
     def _fork(self, fds: list[int], own: tuple[int, ...]) -> None:
         channel, end = fds

@@ -60,6 +60,7 @@ class _Reply(msgspec.Struct, frozen=True, array_like=True):
     busy_s: float
     lacking: tuple[str, ...]
     imported: tuple[str, ...]
+    modules: tuple[str, ...]
     payload: bytearray
     file: str
 

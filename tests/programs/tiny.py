@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -200,6 +201,14 @@ def prints_much(case: PlainCase) -> None:
 
 def sees_environment(case: PlainCase) -> torch.Tensor:
     return torch.tensor([float(os.environ.get("EQUIVTEST_TEST", "-1"))])
+
+
+def imports_a_family(case: PlainCase) -> torch.Tensor:
+    """Returns 1 if a module of equivtest was imported before, and imports the module."""
+    name = "equivtest.families.scale.subject"
+    found = name in sys.modules
+    importlib.import_module(name)
+    return torch.tensor([float(found)])
 
 
 def says_main(case: PlainCase) -> None:

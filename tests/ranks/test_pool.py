@@ -241,6 +241,16 @@ def test_ranks_see_the_parents_environment_at_the_time_they_are_started(
     assert pool.run("sees_environment", TWO)[0].answers[0].tensors["output"].local.item() == 5
 
 
+def test_ranks_are_forked_with_the_modules_that_earlier_ranks_imported() -> None:
+    with Pool(visit=VISIT) as own:
+        first = own.run("imports_a_family", TWO)
+        own.renew(2)
+        second = own.run("imports_a_family", TWO)
+
+    found = [[reply.answers[0].tensors["output"].local.item() for reply in replies] for replies in (first, second)]
+    assert found == [[0, 0], [1, 1]]
+
+
 def test_running_cases_does_not_change_the_environment_of_the_parent(pool: Pool) -> None:
     before = dict(os.environ)
     pool.run("raises_everywhere", TWO)

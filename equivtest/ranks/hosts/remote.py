@@ -6,7 +6,7 @@ import contextlib
 import os
 import select
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -143,6 +143,9 @@ class HubServer:
             ]
             if_it_fails.pop_all()
         yield from ranks
+
+    def preload(self, modules: Collection[str]) -> None:
+        """Does nothing, because ranks on other hosts are not forked from a server of this pool."""
 
     def take_stacks(self, ranks: Mapping[int, RankProcess]) -> dict[int, str]:
         tokens = {rank: process.token for rank, process in ranks.items() if isinstance(process, RemoteRank)}
