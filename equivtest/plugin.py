@@ -156,6 +156,18 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     return cores if cores <= 4 else cores // 2
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """Schedules properties instead of items if every search of the run is short.  None lets xdist decide."""
+    if not _options_added(config) or config.getvalue("dist") != "load":
+        return None
+    from equivtest.pytest_plugin.options import settings_of
+    from equivtest.pytest_plugin.scheduling import PropertyScheduling
+
+    settings = settings_of(config)
+    return None if settings.profile.draws_many or settings.budget_s else PropertyScheduling(config, log)
+
+
 class ControllerHooks:
     """Hooks of the process that prints the results."""
 

@@ -74,14 +74,14 @@ def divide(properties: Collection[str], num_shards: int) -> list[frozenset[str]]
         )
     shards: list[set[str]] = [set() for _ in range(num_shards)]
     loads = [0] * num_shards
-    for name in sorted(properties, key=lambda name: (-_cost(name), name)):
+    for name in sorted(properties, key=lambda name: (-cost_of(name), name)):
         place = loads.index(min(loads))
         shards[place].add(name)
-        loads[place] += _cost(name)
+        loads[place] += cost_of(name)
     return [frozenset(shard) for shard in shards]
 
 
-def _cost(property_id: str) -> int:
+def cost_of(property_id: str) -> int:
     return SECONDS.get(property_id.rpartition("::")[2], SECONDS_OF_OTHERS)
 
 

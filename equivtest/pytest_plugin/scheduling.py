@@ -1,0 +1,43 @@
+"""Gives all items of a property to one xdist worker, because a worker computes once what these items share.
+
+The items of a property share its covering array, the candidates of its program, and parts of its oracle.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+
+from equivtest.pytest_plugin.shards import cost_of
+
+PROPERTIES_PER_WORKER = 4
+"""If a run has fewer properties, each item is scheduled alone, so that no worker waits long for another worker."""
+
+
+class PropertyScheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """Schedules the costliest property first."""
+
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        config.option.loadscopereorder = False
+        super().__init__(config, log)
+
+    def _split_scope(self, nodeid: str) -> str:
+        return property_of(nodeid) if self._has_many_properties else nodeid
+
+    @cached_property
+    def _has_many_properties(self) -> bool:
+        assert self.collection is not None
+        num_properties = len(set(map(property_of, self.collection)))
+        return bool(num_properties >= PROPERTIES_PER_WORKER * self.numnodes)
+
+    def _assign_work_unit(self, node: Any) -> None:
+        self.workqueue.move_to_end(max(self.workqueue, key=cost_of), last=False)
+        super()._assign_work_unit(node)
+
+
+def property_of(nodeid: str) -> str:
+    """Returns the node id of the item's property, or 'known_failures::SUBJECT' for a known failure."""
+    return nodeid.rpartition("::")[0] if nodeid.startswith("known_failures::") else nodeid.partition("[")[0]

@@ -1,0 +1,61 @@
+"""The items of a property run in one xdist worker."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from equivtest.pytest_plugin.scheduling import PropertyScheduling, property_of
+
+
+class Node:
+    """A worker that records the numbers of the items which it gets."""
+
+    def __init__(self, name: str) -> None:
+        self.gateway = SimpleNamespace(id=name)
+        self.shutting_down = False
+        self.items: list[int] = []
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        self.items += indices
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+def shares(pytester: pytest.Pytester, properties: list[str]) -> list[list[str]]:
+    """Returns the properties that each of two workers gets, in order."""
+    items = [f"test_it.py::{name}[{label}]" for label in ("w1-0", "w2-0", "w3-0", "audit") for name in properties]
+    scheduling = PropertyScheduling(pytester.parseconfig("-p", "xdist", "-n2", "--tx=2*popen"), None)
+    nodes = [Node("a"), Node("b")]
+    for node in nodes:
+        scheduling.add_node(node)
+        scheduling.add_node_collection(node, items)
+    scheduling.schedule()
+    done = 0
+    while scheduling.has_pending:
+        for node in nodes:
+            if done < len(items) and node.items[done:]:
+                scheduling.mark_test_complete(node, node.items[done])
+        done += 1
+    return [list(dict.fromkeys(property_of(items[index]) for index in node.items)) for node in nodes]
+
+
+def test_all_items_of_a_property_run_in_one_worker(pytester: pytest.Pytester) -> None:
+    first, second = shares(pytester, list("abcdefgh"))
+    assert first and second and not set(first) & set(second)
+
+
+def test_few_properties_are_divided_among_the_workers(pytester: pytest.Pytester) -> None:
+    first, second = shares(pytester, ["a"])
+    assert first == second == ["test_it.py::a"]
+
+
+def test_known_failures_of_a_subject_run_in_one_worker() -> None:
+    assert property_of("known_failures::scale::2") == property_of("known_failures::scale::1")
+
+
+def test_costliest_property_runs_first(pytester: pytest.Pytester) -> None:
+    first, _ = shares(pytester, [*"abcdefgh", "fsdp2_tp_mlp"])
+    assert first[0] == "test_it.py::fsdp2_tp_mlp"
