@@ -94,6 +94,15 @@ class DropsRank(Planted):
         return self._inner.allreduce(tensors, options or dist.AllreduceOptions())
 
 
+class DropsNinthRank(Planted):
+    """Loses the operands of rank 8 in a reduce_scatter of lists."""
+
+    def reduce_scatter(self, outputs: Any, given: list[list[torch.Tensor]], options: Any = None) -> Any:
+        if self.rank() == 8:
+            given = [[torch.zeros_like(each) for each in part] for part in given]
+        return self._inner.reduce_scatter(outputs, given, options or dist.ReduceScatterOptions())
+
+
 class WrongWhenLarge(Planted):
     """The last element is off by one in tensors of 1,000 elements or more."""
 

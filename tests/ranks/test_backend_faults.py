@@ -147,6 +147,14 @@ def test_message_names_the_collective_whose_probe_found_a_fault(
 
 
 @pytest.mark.ranks
+def test_probe_of_nine_ranks_finds_a_reduce_scatter_that_loses_the_ninth(planted: Callable[[str], Pool]) -> None:
+    with planted("drops_ninth_rank") as pool:
+        finding = pool.probe(9, "bfloat16").findings["reduce_scatter"]
+
+    assert finding.kind == "wrong" and "expected [2.0, 1.0" in finding.said and "got [1.0, 1.0" in finding.said, finding
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("fault", "case"),
     [
