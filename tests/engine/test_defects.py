@@ -1,7 +1,6 @@
-"""The audit: every defect is rejected by the property of the subject that it replaces, and shrunk.
+"""The audit: the gate rejects every planted defect, and a search shrinks a defect of each family.
 
-A property that lets a defect pass proves nothing.  With EQUIVTEST_DEFECT_TABLE=FILE each audit
-adds its row to that file.
+A property that lets a defect pass proves nothing.
 """
 
 from __future__ import annotations
@@ -9,14 +8,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import os
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from equivtest.base import limits
+from equivtest.base.profiles import PROFILES
 from equivtest.cases.case import Case, from_code
 from equivtest.cases.names import require_fit, resolve
 from equivtest.errors import Misuse
@@ -36,12 +34,11 @@ from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.lifecycle.case import LifecycleCase
 from equivtest.programs.case import ModuleCase
 from equivtest.property import Property
-from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from equivtest.search.chunks import Chunk
-from equivtest.search.known import SHIPPED, KnownFailures
 from equivtest.search.search import search
 from equivtest.verdicts.judging import judge
+from tests.defects import gate
 from tests.defects.defect import Defect, defects
 
 FAMILIES = {
@@ -89,10 +86,6 @@ FAMILIES = {
 }
 """The kinds of real bug that the suite is known to find."""
 
-KNOWN = KnownFailures.load(SHIPPED)
-TABLE = os.environ.get("EQUIVTEST_DEFECT_TABLE", "")
-COLUMNS = ("defect", "family", "claim", "kind", "smallest found", "seconds")
-
 
 def folder_of(defect: Defect) -> str:
     """The family, or variant of one, in which the defect is written: 'embedding' or 'redistribute_prepared'."""
@@ -104,63 +97,29 @@ each_defect = pytest.mark.parametrize("defect", defects(), ids=lambda defect: f"
 
 def property_of(defect: Defect) -> Property:
     """The shipped property that must reject the defect, about the defect in place of its subject."""
-    build, parallelize = (getattr(defect.smallest, name, "") for name in ("build", "parallelize"))
-    prop = next(
-        p
-        for p in shipped().values()
-        if p.subject == defect.replaces
-        and defect.claim in [c.name for c in p.claims]
-        and build in ("", p.source)
-        and p.statement.startswith(parallelize)
-    )
-    prop = dataclasses.replace(prop, subject=defect.subject)
+    prop = dataclasses.replace(gate.property_of(defect), subject=defect.subject)
     if type(defect.smallest) is OperatorCase:  # a search would hardly draw this one among some hundred operators
         one = (defect.smallest.operator,)
         return dataclasses.replace(prop, cases=lambda space: operator_cases(space, operators=one))
     return prop
 
 
-def known_of(defect: Defect) -> KnownFailures:
-    """Returns torch's known failures in the replaced subject, which the defect has too."""
-    entries = KNOWN.of(defect.replaces)
-    return KnownFailures(tuple(dataclasses.replace(entry, subject=defect.subject) for entry in entries))
+def one_of_each_family() -> list[Defect]:
+    """The first defect of each class of cases."""
+    return list({type(defect.smallest): defect for defect in reversed(defects())}.values())
 
 
 INDICES = range(12)
 """Numbers of searches, each with other draws."""
 
 ASKED_FIRST = {
-    name: index
-    for index, names in enumerate(
-        (
-            "",
-            """
-            gradients_of_own_rows group_of_the_world loss_of_own_tokens
-            masters_kept_narrow mesh_axes_swapped one_product_dropped partitioned_once_per_place
-            parts_to_the_next_rank replicas_counted_in_the_norm second_fetch_finds_the_first_buffer
-            smoothing_over_own_classes strided_shards_taken_for_plain_ones
-            whole_kept_after_the_recomputation
-            """,
-            """
-            asked_for_in_own_order averaged_instead_of_summed bias_of_every_share clipped_by_local_norm
-            features_of_next_rank first_rank_put_last
-            gradient_left_out_of_dtensors gradient_left_partial in_flight_after_failure
-            momentum_not_carried only_the_first_rank_steps parameters_left_out_of_the_recomputation
-            plain_targets_taken recomputed_with_the_parameters_of_step_1 replicas_not_reduced
-            root_from_one scaled_by_all_features second_micro_batch_overwrites shorter_shard_not_copied
-            taken_from_memory_in_order ties_get_all unused_layer_updated
-            """,
-            """
-            average_of_shares bias_gradient_of_own_tokens clipped_without_root columns_gathered_as_rows
-            copied_once_per_place dim_from_the_end_overlooked
-            first_two_swapped gathered_by_a_sum gradient_of_the_second_use_lost
-            ignored_are_smoothed maximum_added mean_of_token_means output_reduced_whole
-            output_shards_swapped promoted_to_the_first replicas_that_draw_apart
-            stale_whole_after_update updated_once_per_place weight_gradient_shards_swapped
-            """,
-        )
-    )
-    for name in names.split()
+    "smoothing_over_own_classes": 1,
+    "bias_of_every_share": 2,
+    "parameters_left_out_of_the_recomputation": 2,
+    "plain_targets_taken": 2,
+    "dim_from_the_end_overlooked": 3,
+    "first_two_swapped": 3,
+    "stale_whole_after_update": 3,
 }
 """Defect -> the search that finds the smallest case soonest; the others run if it does not."""
 
@@ -170,15 +129,14 @@ def audit(defect: Defect, pool: Pool, directory: Path) -> tuple[list[str], dict[
 
     Drawn cases alone must find it, without the property's examples.  For a claim that is judged on few visits,
     each possible case is marked.  The first world is that of the
-    case derived by hand.  Shrinking also tries smaller ones, and ends once a case is as small as that one, unless
-    the table is requested: proving that no further step makes a case smaller takes half as long again.  If it
+    case derived by hand.  Shrinking also tries smaller ones, and ends once a case is as small as that one.  If it
     ends in a larger one, from which no single step leads on, searches with other draws run.
     """
 
     def is_enough(case: Case) -> bool:
-        return not TABLE and is_near(case, defect)
+        return is_near(case, defect)
 
-    prop, known = marked(property_of(defect), defect.claim), known_of(defect)
+    prop, known = marked(property_of(defect), defect.claim), gate.known_of(defect)
     target = (defect.claim, defect.kind)
     others: list[str] = []
     indices = sorted(INDICES, key=lambda index: index != ASKED_FIRST.get(defect.name, 0))
@@ -247,26 +205,23 @@ def is_near(case: Case, defect: Defect) -> bool:
     return all(abs(a - e) <= 1 for a, e in zip(sizes(case), sizes(defect.smallest), strict=False))
 
 
-def add_row(defect: Defect, smallest: str, seconds: float) -> None:
-    if not TABLE:
-        return
-    row = (defect.name, defect.family, defect.claim, defect.kind, f"`{smallest}`", f"{seconds:.1f}")
-    with Path(TABLE).open("a", encoding="utf-8") as table:
-        if table.tell() == 0:
-            table.write(f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}\n")
-        table.write(f"| {' | '.join(row)} |\n")
+@pytest.mark.ranks
+@each_defect
+def test_gate_rejects_each_defect(defect: Defect, pool: Pool) -> None:
+    cases = gate.cases_of(defect, PROFILES["gate"], pool)
+    cases.sort(key=lambda case: case.world_size != defect.smallest.world_size)  # these reject it soonest
+
+    assert gate.first_rejection(defect, cases, pool), f"{folder_of(defect)}: no claim fails in {len(cases)} cases"
 
 
 @pytest.mark.ranks
-@each_defect
-def test_property_rejects_each_defect_and_shrinks_it_to_a_smallest_case(
+@pytest.mark.parametrize("defect", one_of_each_family(), ids=lambda defect: f"{folder_of(defect)}-{defect.name}")
+def test_search_rejects_a_defect_of_each_family_and_shrinks_it_to_a_smallest_case(
     defect: Defect, pool: Pool, tmp_path: Path
 ) -> None:
-    begun_s = time.monotonic()
     others, failure = audit(defect, pool, tmp_path)
 
     assert failure is not None, f"{folder_of(defect)}: found only {others}"
-    add_row(defect, failure.case, time.monotonic() - begun_s)
     assert is_near(from_code(failure.case), defect), f"{folder_of(defect)}: {failure.case}: {defect.why}"
 
 
@@ -285,7 +240,7 @@ def test_real_subject_is_right_in_the_case_derived_by_hand(defect: Defect, pool:
     """Every claim holds there, except for torch's known failures."""
     verdicts = judge(defect.replaces, defect.smallest, pool, property_of(defect).claims)
 
-    wrong = [v for v in verdicts if v.kind != "holds" and not KNOWN.match(v.subject, v.claim, v.case, v.kind)]
+    wrong = [v for v in verdicts if v.kind != "holds" and not gate.KNOWN.match(v.subject, v.claim, v.case, v.kind)]
     assert not wrong, folder_of(defect)
     assert any(v.claim == defect.claim and v.kind == "holds" for v in verdicts), folder_of(defect)
 

@@ -72,7 +72,7 @@ divided_by_the_other_number = wrong(
     "wrong divisor or wrong group", _THREE_ROWS, _WHY, claim="gradients_equal_unsharded"
 )(run_with(_run, ScaledByAll))
 
-gradients_of_own_rows = wrong("a reduction missing", _THREE_ROWS, _WHY, claim="gradients_equal_unsharded")(
+own_rows_alone = wrong("a reduction missing", _THREE_ROWS, _WHY, claim="gradients_equal_unsharded")(
     run_with(_run, OwnGradients)
 )
 
