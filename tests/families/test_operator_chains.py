@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from functools import cache
 from typing import Any
@@ -23,6 +24,7 @@ from equivtest.families.operators.chains.case import (
     ChainCase,
 )
 from equivtest.families.operators.chains.strategy import chain_cases
+from equivtest.families.operators.chains.strategy_calls import OF_EACH_KIND, PARTS, chains_of
 from equivtest.oracle import expect
 from equivtest.property import Space
 from equivtest.pytest_plugin.suite import shipped
@@ -134,3 +136,21 @@ def test_exact_result_is_required_only_if_ranks_can_divide_the_number_exactly(
     case = case_of(world_size=world_size, placements=(("partial(sum)",),), steps=steps)
 
     assert (expect(case, 0).tensors["output.1"].allowed is None) == is_proved
+
+
+@cache
+def chains_of_a_gate() -> list[ChainCase]:
+    return [chain for part in range(PARTS) for chain in chains_of(Space((2,), ("float32",)), 1, part)]
+
+
+def test_gate_has_each_ordered_pair_of_kinds_of_steps() -> None:
+    pairs = {tuple(name for name, _, _ in chain.steps) for chain in chains_of_a_gate()}
+
+    assert pairs >= set(itertools.product(OF_EACH_KIND, repeat=2))
+
+
+@pytest.mark.parametrize("name", ["clamp", "cumsum", "mul", "roll"])
+def test_gate_calls_an_operator_again_with_another_argument(name: str) -> None:
+    pairs = [chain.steps for chain in chains_of_a_gate()]
+
+    assert any(first[0] == second[0] == name and first[2] != second[2] for first, second in pairs)

@@ -10,7 +10,7 @@ from hypothesis.strategies import DrawFn
 
 from equivtest.base import limits
 from equivtest.cases.case import Shape
-from equivtest.cases.picks import POISON_TABLE, REPEATS, pick, pick_members, pick_values
+from equivtest.cases.picks import POISON_TABLE, REPEATS, Draw, Drawing, pick, pick_members, pick_values
 from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE, Placements
 from equivtest.families.operators.case_forms import Arguments, Signature
 from equivtest.families.operators.case_operator import FLOATS, INDEX
@@ -86,6 +86,10 @@ class _Chain:
 
 @st.composite
 def chain_cases(draw: DrawFn, space: Space) -> ChainCase:
+    return build_chain(Drawing(draw), space)
+
+
+def build_chain(draw: Draw, space: Space) -> ChainCase:
     world_size = pick(draw, "world_size", space.world_sizes)
     dtypes = tuple(each for each in space.dtypes if each in REAL_DTYPES) or space.dtypes
     dtype = pick(draw, "dtype", dtypes)
@@ -143,7 +147,7 @@ def _fitting(context: str, dtype: str, mesh: Shape) -> str:
     return "" if is_idle else context
 
 
-def _draw_step(draw: DrawFn, chain: _Chain, number: int, mesh: Shape) -> None:
+def _draw_step(draw: Draw, chain: _Chain, number: int, mesh: Shape) -> None:
     names = tuple(each for each in NAMES if chain.context != LOSS_PARALLEL or each not in TAKEN_OVER)
     name = names[pick(draw, f"operator {number}", tuple(range(200))) % len(names)]
     if pick(draw, f"again {number}", (False, True)) and chain.steps and chain.steps[-1][0] not in SPECIALS:
@@ -182,7 +186,7 @@ def _is_sound(name: str, signature: Signature) -> bool:
     return name not in ("select", "narrow", "cumsum") or (isinstance(dim, int) and dim >= 0)
 
 
-def _special(draw: DrawFn, number: int, name: str, shape: Shape, mesh: Shape) -> Arguments | None:
+def _special(draw: Draw, number: int, name: str, shape: Shape, mesh: Shape) -> Arguments | None:
     if name == THROUGH_LOCAL:
         return ()
     factor = pick(draw, f"factor {number}", (2.0, -3.0, 0.0)) if name != REDISTRIBUTE else 0.0
@@ -204,7 +208,7 @@ def _is_even(text: str, shape: Shape, num_ranks: int) -> bool:
     return not isinstance(placement, Shard) or shape[placement.dim] % num_ranks == 0
 
 
-def _pick_placements(draw: DrawFn, name: str, shape: Shape, num_axes: int) -> tuple[str, ...]:
+def _pick_placements(draw: Draw, name: str, shape: Shape, num_axes: int) -> tuple[str, ...]:
     table = placements_of(len(shape), FLOATS, num_axes)
     return _without_nested(table[pick(draw, f"{name}: placement", tuple(range(200))) % len(table)])
 
@@ -215,7 +219,7 @@ def _without_nested(placements: tuple[str, ...]) -> tuple[str, ...]:
     return (placements[0], "replicate") if is_nested else placements
 
 
-def _pick_cotangents(draw: DrawFn, chain: _Chain, num_axes: int) -> tuple[tuple[str, ...], ...]:
+def _pick_cotangents(draw: Draw, chain: _Chain, num_axes: int) -> tuple[tuple[str, ...], ...]:
     if not pick(draw, "cotangents", (False, False, True)):
         return ()
     dims = [pick(draw, f"cotangent {axis}", tuple(range(12))) for axis in range(num_axes)]

@@ -1,0 +1,76 @@
+"""Enumerates chains of two calls: each ordered pair of some operators, and each operator with two signatures."""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from equivtest.cases.axes import Label, itself
+from equivtest.families.operators.case import REAL_DTYPES
+from equivtest.families.operators.chains.case import REDISTRIBUTE, SPECIALS, THROUGH_LOCAL, WRITE, ChainCase
+from equivtest.families.operators.chains.strategy import CHAINED, NAMES, build_chain
+from equivtest.property import Enumeration, Space
+
+T = TypeVar("T")
+
+OF_EACH_KIND = (
+    "mul", "relu", "add", "sum", "transpose", "mm", "softmax", "cumsum", "select", "cat", "mul in place",
+    REDISTRIBUTE, THROUGH_LOCAL, WRITE,
+)  # fmt: skip
+"""One operator of each kind, with the steps that change placements. A gate has each ordered pair of them."""
+
+NUM_SIGNATURES = 2
+"""Number of pairs of neighbouring signatures with which a chain calls the same operator twice."""
+PARTS = 2
+TRIES = 8
+"""Number of chains that are tried for a pair: a signature may not take the first result, a context may bar a step."""
+
+
+class _Choices:
+    """Picks the given entries, and for every other name an entry that depends on the name and the number alone."""
+
+    def __init__(self, number: int, chosen: Mapping[str, Any]) -> None:
+        self._number, self._chosen = number, chosen
+
+    def pick(self, name: str, table: Sequence[T], label: Label = itself) -> T:
+        default = table[zlib.crc32(f"{name} {self._number}".encode()) % len(table)]
+        picked: T = self._chosen.get(name, default)
+        return picked
+
+
+def chains_of(space: Space, depth: int, part: int) -> list[ChainCase]:
+    """Returns every PARTS-th chain of two steps, from chain `part` on.
+
+    At depth 1 the steps are an ordered pair of `OF_EACH_KIND`, at depth 2 of all operators and steps. At both depths
+    each operator also follows itself with another signature, so that a cache that ignores arguments would show. The
+    chains have the first dtype of the space that is in `REAL_DTYPES`. Without such a dtype there are no chains.
+    """
+    dtypes = tuple(each for each in space.dtypes if each in REAL_DTYPES)[:1]
+    names = OF_EACH_KIND if depth == 1 else (*CHAINED, *SPECIALS)
+    pairs: list[dict[str, Any]] = [_steps(*pair) for pair in itertools.product(names, repeat=2)]
+    pairs += [
+        {**_steps(name, name), "signature 0": number, "signature 1": number + 1}
+        for name in CHAINED
+        for number in range(NUM_SIGNATURES)
+    ]
+    chosen = list(enumerate(pairs))[part::PARTS] if dtypes else []
+    spaces = [Space((size,), dtypes) for size in space.world_sizes]
+    return [case for each in spaces for number, steps in chosen for case in _first_with_both_steps(number, steps, each)]
+
+
+def _first_with_both_steps(number: int, chosen: Mapping[str, Any], space: Space) -> list[ChainCase]:
+    wanted = [NAMES[chosen[f"operator {step}"]] for step in range(2)]
+    tries = (build_chain(_Choices(number + 1000 * each, chosen), space) for each in range(TRIES))
+    return list(itertools.islice((case for case in tries if [step[0] for step in case.steps] == wanted), 1))
+
+
+def _steps(first: str, second: str) -> dict[str, Any]:
+    """Returns the choices of a chain in which the second step takes the result of the first."""
+    chosen = {"operator 0": NAMES.index(first), "operator 1": NAMES.index(second)}
+    return {**chosen, "again 0": False, "again 1": False, "source 1": 0, "steps": 2}
+
+
+ENUMERATION = Enumeration(chains_of, PARTS, (2,))
+"""The chains of `dtensor_operator_chains` on two ranks."""
