@@ -260,3 +260,10 @@ RULES = {
 @pytest.mark.parametrize("rule", RULES)
 def test_enumerated_calls_of_a_gate_run_reject_a_wrong_sharding_rule(rule: str, pool: Pool) -> None:
     assert killed(rule, calls(RULES[rule]), pool).startswith("equals_unsharded")
+
+
+@pytest.mark.parametrize("name", sorted(strategy_calls.PROMOTING & set(strategy_calls.ENUMERATED)))
+def test_gate_run_calls_an_operator_that_promotes_on_two_dtypes(name: str) -> None:
+    calls = [call for part in range(PARTS) for call in calls_of(Space((2,), ("float32", "float64")), 1, part)]
+
+    assert [call.dtypes for call in calls if call.operator == name and call.other_dtypes] == [("float32", "float64")]

@@ -20,7 +20,7 @@ from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE
 from equivtest.families.operators.case_forms import Signature, Signatures
 from equivtest.families.operators.case_operator import FLOATS, Operator
 from equivtest.families.operators.case_table import HAND_WRITTEN, OPERATORS, results_of, signatures_of
-from equivtest.families.operators.strategy_calls import CONVOLUTIONS
+from equivtest.families.operators.strategy_calls import CONVOLUTIONS, PROMOTING
 from equivtest.property import Space
 
 T = TypeVar("T")
@@ -272,15 +272,6 @@ def _pick_dtypes(
     found = tuple(drawn[number % 3] if number in floats else "" for number in range(len(shapes)))
     found = tuple("" if each == dtype else each for each in found)
     return found if any(found) and name in PROMOTING else ()
-
-
-PROMOTING = frozenset(
-    {
-        "add", "sub", "mul", "div", "maximum", "minimum", "where", "eq", "ne", "lt", "le", "gt", "ge", "pow", "cat",
-        "stack", "atan2", "remainder", "fmod", "add in place", "mul in place", "copy in place", "addcmul", "logaddexp",
-    }
-)  # fmt: skip
-"""Operators that accept operands of several dtypes."""
 
 
 def _pick_cotangents(draw: DrawFn, shapes: list[Shape], num_axes: int) -> tuple[tuple[str, ...], ...]:

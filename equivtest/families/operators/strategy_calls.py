@@ -7,9 +7,9 @@ with an operand's placement.
 
 A combination has five more axes: whether all operands have one placement; which operand is the only partial operand;
 which dim is sharded in every operand that has this dim; whether the dim that the call names is sharded; and whether a
-dim is sharded whose size differs in the result. A table of strength 1 has every value that occurs in some combination.
-A table of strength 2 has every pair of values that occurs in some combination. The calls of one operator follow each
-other in one process, so that a wrong cache would show.
+dim is sharded that the result lacks, or that has another number in the result. A table of strength 1 has every value
+that occurs in some combination. A table of strength 2 has every pair of values that occurs in some combination. The
+calls of one operator follow each other in one process, so that a wrong cache would show.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import TypeVar
 
@@ -24,14 +25,15 @@ from equivtest.cases.case import Shape
 from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE, OperatorCase, Placements
 from equivtest.families.operators.case_forms import Signature, Signatures
 from equivtest.families.operators.case_operator import ALONE, FLOATS, Operator
+from equivtest.families.operators.case_reductions import TIES
 from equivtest.families.operators.case_samples import IN_PLACE, OUT, ROWS, UNDECIDED, way_of
 from equivtest.families.operators.case_table import BACKWARD, HAND_WRITTEN, OPERATORS, is_taken, kind_of, results_of
 from equivtest.property import Enumeration, Space
 
 T = TypeVar("T")
 
-SHAPES: tuple[Shape, ...] = ((3, 4), (2, 3, 2), (5,))
-"""Shapes that the hand-written forms get. Two ranks shard dims of size 3 and 5 unevenly."""
+SHAPES: tuple[Shape, ...] = ((3, 4), (2, 3, 2), (5,), (3, 1, 4))
+"""Shapes that the hand-written forms get. Two ranks shard dims of size 3 and 5 unevenly. Views drop dims of size 1."""
 REDUCTIONS = ("partial(sum)", "partial(avg)", "partial(max)", "partial(min)")
 """Partial placements. At depth 1 an operand after the first has no averages, and no operand has minima."""
 SLOW_IF_SHARDED = frozenset({"_batch_norm_with_update", "nn.functional.batch_norm", "nn.functional.instance_norm"})
@@ -42,6 +44,14 @@ For their gradient DTensor tries every combination of placements of seven tensor
 
 CONVOLUTIONS = frozenset({"convolution", "convolution transposed"})
 """Operators that DTensor gets wrong if an operand is sharded otherwise than the input by batch (finding 62)."""
+
+PROMOTING = frozenset(
+    {
+        "add", "sub", "mul", "div", "maximum", "minimum", "where", "eq", "ne", "lt", "le", "gt", "ge", "pow", "cat",
+        "stack", "atan2", "remainder", "fmod", "add in place", "mul in place", "copy in place", "addcmul", "logaddexp",
+    }
+)  # fmt: skip
+"""Operators that accept operands of several dtypes."""
 
 MAX_FORMS = 6
 """Largest number of forms per operator."""
@@ -69,7 +79,7 @@ torch 2.13.0 refuses each of the three calls that a gate would make, on every ra
 SAMPLED = tuple(row.name for row in ROWS if not way_of(row.name) and row.name not in UNDECIDED)
 """Names of other such operators that are called as functions and that the oracle can judge."""
 
-ALL = (*HAND_WRITTEN, *BACKWARD, *SAMPLED)
+ALL = (*HAND_WRITTEN, *BACKWARD, *SAMPLED, TIES.name)
 """Names of the operators that a conformance run calls."""
 ENUMERATED = tuple(name for name in ALL if name not in REFUSED)
 """Names of the operators that a gate calls. `known_failures.toml` lists all failures of these calls."""
@@ -85,12 +95,19 @@ def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
     """
     dtype = next((each for each in space.dtypes if each in REAL_DTYPES), "")
     names = (ENUMERATED if depth == 1 else ALL)[part::PARTS] if dtype else ()
-    return [
-        case
-        for world_size in space.world_sizes
-        for name in names
-        for case in calls_of_operator(name, world_size, dtype, depth)
-    ]
+    calls = [calls_of_operator(name, size, dtype, depth) for size in space.world_sizes for name in names]
+    return [case for one in calls for case in (*one, *_of_two_dtypes(one, space.dtypes))]
+
+
+def _of_two_dtypes(calls: Sequence[OperatorCase], dtypes: Sequence[str]) -> list[OperatorCase]:
+    """Returns one more call of an operator of `PROMOTING`: the second operand has another dtype of `dtypes`."""
+    for case in calls:
+        wider = [each for each in dtypes if each in REAL_DTYPES and each != case.dtype][:1]
+        numbers = case.requires_grad
+        if wider and case.operator in PROMOTING and len(numbers) > 1:
+            named = tuple(wider[0] if number == numbers[1] else "" for number in range(len(case.operands)))
+            return [replace(case, other_dtypes=named, values=((EXACT_MODE, 1),))]
+    return []
 
 
 @lru_cache(maxsize=2**11)
@@ -131,9 +148,14 @@ def forms_of(name: str) -> Signatures:
 
 
 def _features(signature: Signature) -> frozenset[object]:
-    """Returns the arguments, the numbers of dims, and which operands have the first operand's shape."""
-    shapes = signature.shapes
-    return frozenset((*signature.arguments, tuple(map(len, shapes)), tuple(shape == shapes[0] for shape in shapes)))
+    """Returns the arguments, the numbers of dims, and facts on the shapes.
+
+    The facts are which operands have the first operand's shape, which have a dim of size 1, and if the call names one.
+    """
+    shapes, dim = signature.shapes, dict(signature.arguments).get("dim")
+    alike, single = tuple(shape == shapes[0] for shape in shapes), tuple(1 in shape for shape in shapes)
+    names_single = isinstance(dim, int) and shapes[0][dim : dim + 1 or None] == (1,)
+    return frozenset((*signature.arguments, tuple(map(len, shapes)), alike, ("single", *single), names_single))
 
 
 Row = tuple[Signature, tuple[str, ...], str, str]
@@ -222,8 +244,9 @@ def _values(name: str, row: Row) -> list[tuple[object, ...]]:
     dim = dict(signature.arguments).get("dim")
     if isinstance(dim, int) and signature.shapes[0] and texts[0] == f"shard({dim % len(signature.shapes[0])})":
         values.append(("dim is divided", dim < 0, texts[1:2]))
-    if texts[0] in _changed(name, signature):
-        values.append(("changed dim is divided", texts[0]))
+    changed, moved = _changed_and_moved(name, signature)
+    if texts[0] in changed or texts[0] in moved:
+        values.append(("changed dim is divided" if texts[0] in changed else "moved dim is divided", texts[0]))
     if _is_whole(texts):
         values.append(("whole",))
     return values
@@ -261,12 +284,23 @@ def _dims_by_letter(signature: Signature) -> dict[tuple[str, ...], tuple[str, ..
 
 
 @cache
-def _changed(name: str, signature: Signature) -> frozenset[str]:
-    """Returns the placements that shard the first operand along a dim whose size differs in the first result."""
+def _changed_and_moved(name: str, signature: Signature) -> tuple[frozenset[str], frozenset[str]]:
+    """Returns the placements that shard a dim which the first result lacks, or a dim that has another number there.
+
+    Both shapes begin with some equal sizes, and end with some. The result lacks the first operand's dims in between.
+    """
     shape, dtypes = signature.shapes[0], ("float32",) * len(signature.shapes)
     made = results_of(name, signature.shapes, signature.arguments, dtypes, signature.holds)[0].shape
-    pairs = enumerate(zip(shape, made[len(made) - len(shape) :], strict=True)) if len(made) >= len(shape) else ()
-    return frozenset(f"shard({dim})" for dim, (size, now) in pairs if size != now)
+    begin = _num_equal(shape, made)
+    end = len(shape) - _num_equal(shape[begin:][::-1], made[begin:][::-1])
+    behind = range(end, len(shape) if len(made) != len(shape) else end)
+    changed, moved = (frozenset(f"shard({dim})" for dim in dims) for dims in (range(begin, end), behind))
+    return changed, moved
+
+
+def _num_equal(first: Shape, second: Shape) -> int:
+    """Returns the number of leading sizes that are equal."""
+    return sum(1 for _ in itertools.takewhile(lambda sizes: sizes[0] == sizes[1], zip(first, second, strict=False)))
 
 
 def _case(name: str, world_size: int, dtype: str, row: Row) -> OperatorCase:
