@@ -1,0 +1,72 @@
+"""Runs a gate of the operators' properties with each wrong operator planted in torch: `python -m studies.whole_gate`.
+
+A run has the gate's drawn cases of both properties, then all enumerated calls, whatever operator is wrong.  It ends
+with the first case that a claim rejects, except by a known failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from equivtest.base.profiles import PROFILES
+from equivtest.cases.case import Case
+from equivtest.property import Property, Space
+from equivtest.pytest_plugin.suite import shipped
+from equivtest.ranks.pool import Pool
+from equivtest.search.known import SHIPPED, KnownFailures
+from studies.kills import cases_of, rejects
+from tests.programs.wrong_operators import WRONG
+
+KNOWN = KnownFailures.load(SHIPPED)
+PROPERTIES = ("dtensor_operator_chains", "dtensor_operators")
+
+
+def visits() -> Iterator[tuple[Property, Case]]:
+    """Yields each case that a gate has for the operators' properties, with its property."""
+    for name in PROPERTIES:
+        prop = shipped()[name]
+        cases = cases_of(prop, prop.subject, PROFILES["gate"])
+        calls = prop.enumeration
+        if calls:
+            space = Space(calls.world_sizes, ("float32",))
+            cases += [case for part in range(calls.parts) for case in calls.cases(space, 1, part)]
+        yield from ((prop, case) for case in cases if not KNOWN.forbids_run(prop.subject, case))
+
+
+def row(name: str, listed: list[tuple[Property, Case]]) -> str:
+    wrong, begun_s = WRONG[name], time.monotonic()
+    found = number = 0
+    with Pool() as pool:
+        for number, (prop, case) in enumerate(listed, 1):
+            planted = replace(prop, subject=f"tests.programs.wrong_operators:{name}__{prop.subject}")
+            known = KnownFailures(tuple(replace(each, subject=planted.subject) for each in KNOWN.of(prop.subject)))
+            if rejects(planted, known, case, pool):
+                found = number
+                break
+    by = getattr(case, "operator", "a chain") if found else "GREEN"
+    seconds = time.monotonic() - begun_s
+    return f"| {name} | {wrong.kind} | {wrong.near} | {by} | {number} of {len(listed)} | {seconds:.0f} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m studies.whole_gate")
+    parser.add_argument("names", nargs="*", default=list(WRONG))
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    print("| rule | what is wrong | near | rejected by | visits | seconds |")
+    print("|" + " --- |" * 6)
+    listed, rows = list(visits()), []
+    for name in parser.parse_args().names:
+        rows.append(row(name, listed))
+        print(rows[-1], flush=True)
+    print(f"\n{sum('| GREEN |' not in each for each in rows)} of {len(rows)} are rejected")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Shows by DTensor alone that each wrong operator is wrong: `python -m tests.programs.plain_operators`.
+
+Each program returns what DTensor says, and what torch says without DTensor.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+
+from tests.programs.wrong_operators import WRONG, wrong_torch
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def _numbers(*shape: int) -> torch.Tensor:
+    count = torch.Size(shape).numel()
+    return (torch.arange(count, dtype=torch.float64) * 7 % 11 - 3).reshape(shape)
+
+
+def _put(whole: torch.Tensor, mesh: DeviceMesh, *placements: Placement) -> DTensor:
+    return distribute_tensor(whole, mesh, placements, src_data_rank=None)
+
+
+def _share(mesh: DeviceMesh, reduce_op: str) -> DTensor:
+    own = torch.tensor([1.0, 5.0]) if mesh.get_rank() == 0 else torch.tensor([3.0, 2.0])
+    return DTensor.from_local(own, mesh, [Partial(reduce_op)])
+
+
+def _full(value: Any) -> torch.Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def scalar_on_every_rank(mesh: DeviceMesh) -> Pair:
+    return _full(_share(mesh, "sum") + 10), torch.tensor([14.0, 17.0])
+
+
+def largest_scaled_by_a_negative(mesh: DeviceMesh) -> Pair:
+    return _full(_share(mesh, "max") * -2), torch.tensor([-6.0, -10.0])
+
+
+def shares_clamped_in_place(mesh: DeviceMesh) -> Pair:
+    return _full(_share(mesh, "sum").clamp_(max=2.0)), torch.tensor([2.0, 2.0])
+
+
+def promoted_by_a_wider_scalar(mesh: DeviceMesh) -> Pair:
+    x, factor = torch.ones(2), torch.tensor(3.0, dtype=torch.float64)
+    return _full(_put(x, mesh, Shard(0)) * _put(factor, mesh, Replicate())), x * factor
+
+
+def averages_scattered_as_sums(mesh: DeviceMesh) -> Pair:
+    term = torch.tensor([4.0, 6.0])
+    return _full(_share(mesh, "avg") + _put(term, mesh, Shard(0))), torch.tensor([6.0, 9.5])
+
+
+def kept_dims_counted_as_removed(mesh: DeviceMesh) -> Pair:
+    x = _numbers(2, 2, 4)
+    return _full(_put(x, mesh, Shard(2)).sum((0, 1), keepdim=True)), x.sum((0, 1), keepdim=True)
+
+
+def place_by_even_shards(mesh: DeviceMesh) -> Pair:
+    x = torch.tensor([1.0, 0.0, 2.0])
+    return _full(_put(x, mesh, Shard(0)).argmax(0)), x.argmax(0)
+
+
+def last_of_equal_largest(mesh: DeviceMesh) -> Pair:
+    x = torch.tensor([1.0, 2.0, 2.0, 0.0])
+    return _full(_put(x, mesh, Shard(0)).argmax(0)), x.argmax(0)
+
+
+def first_dim_remembered(mesh: DeviceMesh) -> Pair:
+    x = _numbers(4, 4)
+    _put(x, mesh, Shard(0)).cumsum(1)
+    return _full(_put(x, mesh, Shard(0)).cumsum(0)), x.cumsum(0)
+
+
+def foreach_norms_added_up(mesh: DeviceMesh) -> Pair:
+    x = torch.tensor([3.0, 4.0])
+    return _full(torch._foreach_norm([_put(x, mesh, Shard(0))])[0]), x.norm()
+
+
+def inner_dim_takes_the_shards(mesh: DeviceMesh) -> Pair:
+    x = _numbers(4)
+    return _full(_put(x, mesh, Shard(0)).unflatten(0, (2, 2))), x.unflatten(0, (2, 2))
+
+
+def unbound_dim_not_counted(mesh: DeviceMesh) -> Pair:
+    x = _numbers(2, 2, 2)
+    piece = _put(x, mesh, Shard(1)).unbind(0)[1]
+    return piece.to_local(), _put(x.unbind(0)[1], mesh, *piece.placements).to_local()
+
+
+def filled_dim_from_the_end(mesh: DeviceMesh) -> Pair:
+    x, index = _numbers(2, 4), torch.tensor([1])
+    sharded = _put(x, mesh, Shard(1))
+    return _full(sharded.index_fill(-1, _put(index, mesh, Replicate()), 9.0)), x.index_fill(-1, index, 9.0)
+
+
+def rows_of_even_shards(mesh: DeviceMesh) -> Pair:
+    table, ids = _numbers(3, 2), torch.tensor([0, 1, 2])
+    return _full(F.embedding(_put(ids, mesh, Replicate()), _put(table, mesh, Shard(0)))), F.embedding(ids, table)
+
+
+def _gradient(whole: torch.Tensor, placement: Placement, mesh: DeviceMesh, program: Any) -> Pair:
+    """Returns the gradient of `program(x, put).sum()` at `whole`, by DTensor and without."""
+    sharded = _put(whole, mesh, placement).detach().requires_grad_()
+    program(sharded, lambda x, each: _put(x, mesh, each)).sum().backward()
+    plain = whole.clone().requires_grad_()
+    program(plain, lambda x, each: x).sum().backward()
+    assert sharded.grad is not None and plain.grad is not None
+    return _full(sharded.grad), plain.grad
+
+
+def padding_row_has_a_gradient(mesh: DeviceMesh) -> Pair:
+    ids = torch.tensor([0, 1, 1, 2])
+    return _gradient(
+        _numbers(3, 2), Replicate(), mesh, lambda w, put: F.embedding(put(ids, Shard(0)), w, padding_idx=1)
+    )
+
+
+def gains_of_own_rows(mesh: DeviceMesh) -> Pair:
+    x = _numbers(4, 3)
+    return _gradient(_numbers(3), Replicate(), mesh, lambda w, put: F.layer_norm(put(x, Shard(0)), (3,), w))
+
+
+def statistics_of_own_rows(mesh: DeviceMesh) -> Pair:
+    x = _numbers(4, 2)
+    return _full(F.batch_norm(_put(x, mesh, Shard(0)), None, None, training=True)), F.batch_norm(
+        x, None, None, training=True
+    )
+
+
+def kernels_gradient_averaged(mesh: DeviceMesh) -> Pair:
+    x = _numbers(2, 1, 3, 3)
+    return _gradient(_numbers(1, 1, 2, 2), Replicate(), mesh, lambda w, put: F.conv2d(put(x, Shard(0)), w))
+
+
+def total_weight_of_own_rows(mesh: DeviceMesh) -> Pair:
+    target = torch.tensor([0, 2, 1, 1])
+    return _gradient(_numbers(4, 3), Shard(0), mesh, lambda x, put: F.nll_loss(x, put(target, Replicate())))
+
+
+def attention_to_own_keys(mesh: DeviceMesh) -> Pair:
+    x = _numbers(2, 4)
+    return _full(torch.ops.aten._safe_softmax(_put(x, mesh, Shard(1)), -1)), x.softmax(-1)
+
+
+def _run(rank: int, store: str, names: list[str]) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    for name in names:
+        said = [_verdict(name, mesh)]
+        with wrong_torch(WRONG[name]):
+            said.append(_verdict(name, mesh))
+        said.append(_verdict(name, mesh))
+        if rank == 0:
+            print(f"{name:32} before: {said[0]:6} planted: {said[1]:40.40} after: {said[2]}", flush=True)
+    dist.destroy_process_group()
+
+
+def _verdict(name: str, mesh: DeviceMesh) -> str:
+    try:
+        got, right = globals()[name](mesh)
+    except Exception as error:
+        return f"raises {type(error).__name__} {str(error)[:100]!r}"
+    if got.shape != right.shape or got.dtype != right.dtype:
+        return f"{tuple(got.shape)} {got.dtype}"
+    return "right" if torch.allclose(got, right) else f"{got.flatten().tolist()}"
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_run, (f"{folder}/store", sys.argv[1:] or list(WRONG)), nprocs=2)

@@ -1,0 +1,242 @@
+# ruff: noqa: E501  (a row of a table is a line)
+"""Operators of DTensors that are wrong in one way each, in rules, local kernels, caches and placements of torch.
+
+They were written without a look at the gate's cases, in places where torch had defects.  `tests.programs.rules` has
+rules that differ only in placements.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, _nonlinear_redux
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+from torch.distributed.tensor._ops import _math_ops, _tensor_ops
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.distributed.tensor.placement_types import _MaskPartial
+
+from equivtest.cases.subject import Answers, Given
+from equivtest.families.operators.chains.subject import chains
+from equivtest.families.operators.subject import operators
+from tests.programs.rules import AVG, MAX, SUM, WHOLE, Rule, WrongRule, always, kept, planted
+
+aten = torch.ops.aten
+PROPAGATOR = DTensor._op_dispatcher.sharding_propagator
+HANDLERS = DTensor._op_dispatcher._custom_op_handlers
+
+
+@dataclass(frozen=True)
+class WrongOperator:
+    """One defect.
+
+    Attributes:
+        kind: What is wrong, in a few words.
+        near: Issues of pytorch that it resembles.
+        plant: Makes torch wrong within its context.
+        stays: True if the defect needs two calls, because a cache is wrong: it is planted once for a process.
+    """
+
+    kind: str
+    near: str
+    plant: Callable[[], AbstractContextManager[Any]]
+    stays: bool = False
+
+
+def rule(ops: Sequence[Any], wrong: Rule) -> Callable[[], AbstractContextManager[None]]:
+    return lambda: planted(WrongRule("", "", tuple(ops), wrong))
+
+
+def edited(op: Any, edit: Callable[[list[Any], Any], list[Any]]) -> Callable[[], AbstractContextManager[Any]]:
+    """Edits each combination [results, operands] of torch's own rule, which names one axis of the mesh."""
+    info = PROPAGATOR.op_single_dim_strategy_funcs[op]
+
+    def func(op: Any, args: Any, kwargs: Any) -> Any:
+        return [edit(each, args) for each in info.func(op, args, kwargs)]
+
+    changed = dataclasses.replace(info, func=func)
+    return lambda: patch.dict(PROPAGATOR.op_single_dim_strategy_funcs, {op: changed})
+
+
+def wrapped(op: Any, wrong: Callable[[Any, Any], Any]) -> Callable[[], AbstractContextManager[Any]]:
+    """Replaces torch's rule by `wrong(rule, schema)`."""
+    right = PROPAGATOR.op_strategy_funcs[op]
+    return lambda: patch.dict(PROPAGATOR.op_strategy_funcs, {op: partial(wrong, right)})
+
+
+def placed(results: slice, placement: Placement) -> Callable[[list[Any], Any], list[Any]]:
+    """Replaces the placement of some results that are partial."""
+
+    def edit(combination: list[Any], args: Any) -> list[Any]:
+        partials = [placement if isinstance(each, Partial) else each for each in combination[results]]
+        return combination[: results.start] + partials + combination[results.stop :]
+
+    return edit
+
+
+def handled(op: Any, call: Callable[..., Any]) -> Callable[[], AbstractContextManager[Any]]:
+    """Answers the operator by `call(op, args, kwargs)`, which may call the operator."""
+
+    def handler(op: Any, args: Any, kwargs: Any) -> Any:
+        del HANDLERS[op]
+        try:
+            return call(op, args, kwargs)
+        finally:
+            HANDLERS[op] = handler
+
+    return lambda: patch.dict(HANDLERS, {op: handler})
+
+
+def replaced(owner: Any, name: str, wrong: Callable[..., Any]) -> Callable[[], AbstractContextManager[Any]]:
+    right = getattr(owner, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return wrong(right, *args, **kwargs)
+
+    return lambda: patch.object(owner, name, call)
+
+
+def _scalar(shapes: Any, args: Any, placement: Placement) -> list[list[Placement]]:
+    return [[placement, placement]] if len(shapes) == 1 and isinstance(args[1], int | float) else []
+
+
+def _kept_dims_moved(shapes: Any, args: Any) -> list[list[Placement]]:
+    """With several dims and keepdim, a shard behind a reduced dim moves as it would without keepdim."""
+    if len(args) < 3 or not args[2] or len(args[1] or ()) < 2:
+        return []
+    dims = {dim % len(shapes[0]) for dim in args[1]}
+    others = [dim for dim in range(len(shapes[0])) if dim not in dims]
+    return [[Shard(dim - sum(each < dim for each in dims)), Shard(dim)] for dim in others]
+
+
+def _even_offsets(right: Any, shape: Any, mesh: DeviceMesh, placements: Any, *rest: Any) -> Any:
+    local, _ = right(shape, mesh, placements, *rest)
+    offsets = [0] * len(shape)
+    for axis, placement in enumerate(placements):
+        if isinstance(placement, Shard):
+            offsets[placement.dim] = mesh.get_local_rank(axis) * local[placement.dim]
+    return local, tuple(offsets)
+
+
+def _last_first(right: Any, gather_dim: int, *rest: Any) -> Any:
+    return tuple(each.flip(gather_dim) for each in right(gather_dim, *rest))
+
+
+def _rows_of_even_shards(right: Any, self: Any, tensor: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> Any:
+    rows, rank = self.offset_shape[self.offset_dim], mesh.get_local_rank(mesh_dim)
+    size, _ = Shard.local_shard_size_and_offset(rows, mesh.size(mesh_dim), rank)
+    mask, masked = _MaskPartial._mask_tensor(tensor, rank * size, size)
+    self.mask_buffer.materialize_mask(mask)
+    return masked
+
+
+def _padding_ignored(op: Any, args: Any, kwargs: Any) -> Any:
+    return op(args[0], args[1], args[2], -1, args[4])
+
+
+def _own_total_weight(right: Any, schema: Any) -> Any:
+    strategy = right(schema)
+    for each in strategy.strategies:
+        loss, total = each.output_specs
+        each.output_specs = (loss, DTensorSpec(total.mesh, (Replicate(),) * total.mesh.ndim))
+    return strategy
+
+
+def _norms_added(right: Any, schema: Any) -> Any:
+    with patch.object(_math_ops, "_get_norm_reduction_op", lambda norm_type: "sum"):
+        return right(schema)
+
+
+def _unbound_dim_kept(right: Any, schema: Any) -> Any:
+    with patch.object(_tensor_ops, "shift_shard_dims_after_remove", lambda placements, dim: placements):
+        return right(schema)
+
+
+def _scattered_sum(right: Any, self: Partial, *rest: Any) -> Any:
+    return right(SUM if self == AVG else self, *rest)
+
+
+def _promoted_by_scalar(op: Any, args: Any, kwargs: Any) -> Any:
+    result = op(*args, **kwargs)
+    first, second = args[:2]
+    if isinstance(second, DTensor) and second.dim() == 0 < first.dim():
+        result = result.to(torch.promote_types(first.dtype, second.dtype))
+    return result
+
+
+def _rows_of_own(combination: list[Any], args: Any) -> list[Any]:
+    out, *statistics = [Shard(0), WHOLE, WHOLE]
+    return [out, *statistics, Shard(0), *[WHOLE] * (len(combination) - 4)]
+
+
+def _first_dim_remembered() -> AbstractContextManager[Any]:
+    return patch.dict(PROPAGATOR.op_to_schema_info, {aten.cumsum.default: RuntimeSchemaInfo(100)})
+
+
+WRONG: dict[str, WrongOperator] = {
+    # Pointwise.
+    "scalar_on_every_rank": WrongOperator("a scalar is added on every rank", "163193, 149768", rule([aten.add.Tensor], lambda s, a: _scalar(s, a, SUM))),
+    "largest_scaled_by_a_negative": WrongOperator("a largest stays the largest times a negative scalar", "170035", rule([aten.mul.Tensor], lambda s, a: _scalar(s, a, MAX))),
+    "shares_clamped_in_place": WrongOperator("clamp_ of each rank's share", "163374", rule([aten.clamp_.default], always(SUM, SUM))),
+    "promoted_by_a_wider_scalar": WrongOperator("a tensor without dims counts as one with dims when dtypes are promoted", "163374", handled(aten.mul.Tensor, _promoted_by_scalar)),
+    "averages_scattered_as_sums": WrongOperator("within an operator, a partial average becomes a shard of the sum", "157340", replaced(Partial, "_reduce_shard_value", _scattered_sum)),
+    # Reductions.
+    "kept_dims_counted_as_removed": WrongOperator("a shard moves behind several kept dims", "170934", rule([aten.sum.dim_IntList], _kept_dims_moved)),
+    "place_by_even_shards": WrongOperator("argmax takes each shard for as long as its own", "173936, 161368", replaced(_nonlinear_redux, "compute_local_shape_and_global_offset", _even_offsets)),
+    "last_of_equal_largest": WrongOperator("of equal elements argmax and max name the last rank's", "173936", replaced(_nonlinear_redux, "_gather_tensors", _last_first)),
+    "first_dim_remembered": WrongOperator("the cache of rules for cumsum ignores the dim", "134050, 109306", _first_dim_remembered, stays=True),
+    "foreach_norms_added_up": WrongOperator("norms of shards are added", "149768, 120238", wrapped(aten._foreach_norm.Scalar, _norms_added)),
+    # Views and indices.
+    "inner_dim_takes_the_shards": WrongOperator("a dim that is split gives its shards to the inner dim", "179502, 186282", rule([aten.view.default], lambda s, a: [[Shard(1), Shard(0)]] if len(a[1]) > len(s[0]) > 0 and a[1][0] != 1 else [])),
+    "unbound_dim_not_counted": WrongOperator("unbind leaves shards behind the removed dim in place", "172350", wrapped(aten.unbind.int, _unbound_dim_kept)),
+    "filled_dim_from_the_end": WrongOperator("index_fill does not see a dim that is counted from the end", "186149", rule([aten.index_fill.int_Scalar], lambda s, a: [[Shard(d), Shard(d), WHOLE] for d in range(len(s[0])) if d != a[1]])),
+    "rows_of_even_shards": WrongOperator("the mask of an embedding takes each shard for as long as its own", "118513, 161368", replaced(_MaskPartial, "_partition_value", _rows_of_even_shards)),
+    "padding_row_has_a_gradient": WrongOperator("the backward of an embedding ignores padding_idx", "133499", handled(aten.embedding_dense_backward.default, _padding_ignored)),
+    # Layers and losses.
+    "gains_of_own_rows": WrongOperator("layer_norm's gradient of the weight counts own rows alone", "115683, 133499", edited(aten.native_layer_norm_backward.default, placed(slice(1, 3), WHOLE))),
+    "statistics_of_own_rows": WrongOperator("batch_norm takes the mean of each rank's rows alone", "162692", edited(aten.native_batch_norm.default, _rows_of_own)),
+    "kernels_gradient_averaged": WrongOperator("a convolution's gradients of weight and bias are averaged", "118600", edited(aten.convolution_backward.default, placed(slice(1, 3), AVG))),
+    "total_weight_of_own_rows": WrongOperator("nll_loss divides gradients by the weight of each rank's rows alone", "185167", wrapped(aten.nll_loss_forward.default, _own_total_weight)),
+    "attention_to_own_keys": WrongOperator("the softmax of an attention works on each rank's keys alone", "134050", rule([aten._safe_softmax.default], kept(along=lambda s, a: [a[1] % len(s[0])]))),
+}  # fmt: skip
+"""Name -> defect."""
+
+
+@contextmanager
+def wrong_torch(wrong: WrongOperator) -> Iterator[None]:
+    """Makes torch wrong for a while; no cached rule outlives it."""
+    with wrong.plant():
+        _clear_sharding_prop_cache()
+        yield
+    _clear_sharding_prop_cache()
+
+
+def _subject(
+    name: str, run: Callable[[Any, DeviceMesh, Given], Answers]
+) -> Callable[[Any, DeviceMesh, Given], Answers]:
+    def subject(case: Any, mesh: DeviceMesh, given: Given) -> Answers:
+        wrong = WRONG[name]
+        if not wrong.stays:
+            with wrong_torch(wrong):
+                return run(case, mesh, given)
+        if name not in _STAYING:
+            _STAYING[name] = wrong.plant()
+            _STAYING[name].__enter__()
+        return run(case, mesh, given)
+
+    return subject
+
+
+_STAYING: dict[str, AbstractContextManager[Any]] = {}
+"""Defects that stay until their process ends, by name."""
+for _name in WRONG:
+    globals()[f"{_name}__dtensor_operators"] = _subject(_name, operators)
+    globals()[f"{_name}__dtensor_operator_chains"] = _subject(_name, chains)
