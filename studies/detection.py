@@ -40,8 +40,8 @@ from equivtest.tensors import Placed, slice_local
 from equivtest.verdicts.judging import judge_replies, one_thread
 from studies.detection_table import KINDS, Row, write_tables
 from tests.defects.defect import defects
-from tests.defects.gate import known_of
 from tests.engine.test_defects import property_of
+from tests.gate import known_of
 from tests.unsharded import unsharded
 
 WORLD_SIZES = (1, 2, 3, 4)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from equivtest.base.profiles import PROFILES
 from equivtest.ranks.pool import Pool
 from tests.defects.defect import Defect, defects
-from tests.defects.gate import cases_of, first_rejection
+from tests.gate import cases_of, first_rejection
 
 
 @dataclass(frozen=True)

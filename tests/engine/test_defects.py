@@ -38,7 +38,7 @@ from equivtest.ranks.pool import Pool
 from equivtest.search.chunks import Chunk
 from equivtest.search.search import search
 from equivtest.verdicts.judging import judge
-from tests.defects import gate
+from tests import gate
 from tests.defects.defect import Defect, defects
 
 FAMILIES = {
