@@ -22,7 +22,7 @@ from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from equivtest.search.known import SHIPPED, KnownFailures
 from studies.kills import cases_of, rejects
-from tests.programs.wrong_training import PROPERTIES, WRONG, planted
+from tests.programs.wrong_training import FIRST, LATER, PROPERTIES, WRONG, planted
 
 KNOWN = KnownFailures.load(SHIPPED)
 GREEN = "GREEN"
@@ -61,15 +61,22 @@ def row(name: str, pool: Pool) -> str:
 def main(names: list[str]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    print("| rule | what is wrong | near | rejected by | visits | seconds |")
+    batches = {"Rules that were known when cases were written": FIRST, "Rules that were planted afterwards": LATER}
+    with Pool() as pool:
+        for title, batch in batches.items():
+            if chosen := [name for name in names or WRONG if name in batch]:
+                print_table(title, chosen, pool)
+
+
+def print_table(title: str, names: list[str], pool: Pool) -> None:
+    print(f"## {title}\n\n| rule | what is wrong | near | rejected by | visits | seconds |")
     print("|" + " --- |" * 6)
     rows = []
-    with Pool() as pool:
-        for name in names or WRONG:
-            rows.append(row(name, pool))
-            print(rows[-1], flush=True)
+    for name in names:
+        rows.append(row(name, pool))
+        print(rows[-1], flush=True)
     num_red = sum(f"| {GREEN} |" not in each for each in rows)
-    print(f"\n{num_red} of {len(rows)} are rejected")
+    print(f"\n{num_red} of {len(rows)} are rejected\n")
 
 
 if __name__ == "__main__":

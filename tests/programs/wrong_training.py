@@ -28,7 +28,7 @@ class WrongRule:
 
     Attributes:
         kind: What is wrong, in a few words.
-        part: Of torch: 'optimizer', 'clipping', 'ddp' or 'fsdp2'.
+        part: Of torch: 'optimizer', 'clipping', 'ddp', 'fsdp2', or 'training' if all properties of training are tried.
         function: 'module:function' of torch.
         right, wrong: Text of its source, and the text instead.
         near: A report or a change about that place, in torch or in a library with the same code.
@@ -46,7 +46,7 @@ ADAM, SGD, CLIP = "torch.optim.adam:", "torch.optim.sgd:", "torch.nn.utils.clip_
 DDP, HOOKS = "torch.nn.parallel.distributed:", "torch.distributed.algorithms.ddp_comm_hooks."
 FSDP2 = "torch.distributed.fsdp._fully_shard."
 
-WRONG: dict[str, WrongRule] = {
+FIRST: dict[str, WrongRule] = {
     # optimizers
     "nesterov_without_gradient": WrongRule("the momentum replaces the gradient", "optimizer", f"{SGD}_single_tensor_sgd", "grad = grad.add(buf, alpha=momentum)", "grad = buf.mul(momentum)", "torch/optim 27"),
     "first_step_dampened": WrongRule("dampening of the first step", "optimizer", f"{SGD}_single_tensor_sgd", "buf = grad.detach().clone()", "buf = grad.detach().mul(1 - dampening)", "mlx 473"),
@@ -74,6 +74,38 @@ WRONG: dict[str, WrongRule] = {
     "schedule_begins_late": WrongRule("a schedule begins with its second rate", "optimizer", "torch.optim.lr_scheduler:LRScheduler._initial_step", "self.step()", "self.step(); self.step()", "pytorch 60265"),
 }  # fmt: skip
 
+LATER: dict[str, WrongRule] = {
+    # optimizers
+    "mean_without_decay": WrongRule("RMSprop's mean has no weight decay", "training", "torch.optim.rmsprop:_single_tensor_rmsprop", "grad_avg.lerp_(grad, 1 - alpha)", "grad_avg.lerp_(-grads[i] if maximize else grads[i], 1 - alpha)", "torch/optim 102"),
+    "eps_left_out": WrongRule("RAdam has no eps, foreach", "training", "torch.optim.radam:_multi_tensor_radam", "torch._foreach_add_(buffer, eps)", "pass", "pytorch 70230"),
+    "momentum_of_this_step": WrongRule("NAdam's next momentum is of this step, foreach", "training", "torch.optim.nadam:_multi_tensor_nadam", "(_get_value(step) + 1) * momentum_decay", "_get_value(step) * momentum_decay", "pytorch 59009"),
+    "power_of_the_step": WrongRule("ASGD's power is of the step alone, foreach", "training", "torch.optim.asgd:_multi_tensor_asgd", "lr / ((1 + lambd * lr * step) ** alpha)", "lr / (1 + lambd * lr * step**alpha)", "pytorch 125440"),
+    "decay_by_adjusted_rate": WrongRule("Muon decays by the adjusted rate", "training", "torch.optim._muon:_single_tensor_muon", "param.mul_(1 - lr * weight_decay)", "param.mul_(1 - adjusted_lr * weight_decay)", "tinygrad 17709"),
+    "skipped_step_counted": WrongRule("fused Adam counts steps that the scaler skips", "training", f"{ADAM}_fused_adam", "[device_found_inf] * len", "[0 * device_found_inf] * len", "OLMo-core 309"),
+    # clipping and the scaler
+    "clipped_from_above": WrongRule("clip_grad_value_ clips from above only, foreach", "training", f"{CLIP}clip_grad_value_", "torch._foreach_clamp_min_(cast(list[Tensor], grads), -clip_value)", "pass", "oneflow 6758"),
+    "root_of_largest": WrongRule("the norms are joined by the 2-norm", "training", f"{CLIP}_get_total_norm", "for norm in norms]), norm_type", "for norm in norms]), 2.0", "torchrec 3199"),
+    "infinity_of_one_rank": WrongRule("only the rank with an infinite shard skips the step", "training", "torch.distributed.tensor._dispatch:found_inf_reduce_handler", "target_tensor.copy_(found_inf)", "pass", "pytorch 132816"),
+    # schedules and averages
+    "milestone_steps": WrongRule("the next schedule goes on from the last rate", "training", "torch.optim.lr_scheduler:SequentialLR.step", "scheduler._update_lr(0)", "scheduler.step()", "pytorch 185872"),
+    "warm_up_ends_early": WrongRule("LinearLR leaves out its last step", "training", "torch.optim.lr_scheduler:LinearLR.get_lr", "self.last_epoch > self.total_iters", "self.last_epoch >= self.total_iters", "torchtitan 1261"),
+    "newest_counts_twice": WrongRule("the average gives the newest model too much weight", "training", "torch.optim.swa_utils:get_swa_avg_fn", "(num_averaged + 1)", "num_averaged", "pytorch 94820"),
+    "averaged_per_group": WrongRule("post-local SGD counts a step per parameter group", "training", "torch.distributed.optim.post_localSGD_optimizer:PostLocalSGDOptimizer.step", "self.averager.average_parameters(params=self.param_groups)", "[self.averager.average_parameters(params=[group]) for group in self.param_groups]", "pytorch 74737"),
+    # DistributedDataParallel
+    "reassigned_buffers": WrongRule("buffers that forward reassigns are not broadcast", "training", f"{DDP}DistributedDataParallel._sync_buffers", "self._assign_modules_buffers()", "pass", "pytorch 63916"),
+    "inner_no_sync_ends_outer": WrongRule("the end of an inner no_sync ends the outer", "training", f"{DDP}DistributedDataParallel.no_sync", "= old_require_backward_grad_sync", "= True", "InfiniTrain 213"),
+    # FSDP2
+    "padded_again": WrongRule("the first forward copies an uneven shard", "training", f"{FSDP2}_fsdp_param:FSDPParam.reset_sharded_param", "!= padded_sharded_size and not same_local_tensor", "!= padded_sharded_size", "pytorch 176076"),
+    "factor_rounded_down": WrongRule("the factor after the reduction is rounded down", "training", f"{FSDP2}_fsdp_collectives:_get_gradient_divide_factors", "post_factor = factor / pre_factor", "post_factor = factor // pre_factor", "pytorch 80456"),
+    "partial_stays_partial": WrongRule("gradients that are partial over tensor parallel ranks stay so", "training", f"{FSDP2}_fsdp_param:FSDPParam._get_grad_inner_tensor", "grad = grad.redistribute(placements=placements)", "pass", "Megatron-LM 7452"),
+    # recomputation and state
+    "new_random_numbers": WrongRule("recomputation draws new random numbers", "training", "torch.utils.checkpoint:_checkpoint_without_reentrant_generator", "torch.set_rng_state(fwd_cpu_state)", "pass", "pytorch 14253"),
+    "decayed_by_initialization": WrongRule("making an optimizer's state decays the parameters", "training", "torch.distributed.checkpoint.state_dict:_init_optim_state", "else 0.0", 'else param_group["lr"]', "pytorch 164929"),
+}  # fmt: skip
+"""Planted when the cases already existed, by a person who had not read the cases."""
+
+WRONG = FIRST | LATER
+
 OF_OPTIMIZERS = ("ddp_mlp", "fsdp2_mlp", "sequence_parallel_mlp_trains", "token_mean_step")
 PROPERTIES: dict[str, tuple[str, ...]] = {
     "optimizer": OF_OPTIMIZERS,
@@ -82,6 +114,12 @@ PROPERTIES: dict[str, tuple[str, ...]] = {
     "fsdp2": (
         "fsdp2_mlp", "fsdp2_mixed_mlp", "fsdp2_tp_mlp", "hsdp_mlp", "fully_sharded_block", "fully_sharded_block_by_layers",
         "token_mean_step",
+    ),
+    "training": (
+        "ddp_mlp", "fsdp2_mlp", "fsdp2_mixed_mlp", "fsdp2_tp_mlp", "hsdp_mlp", "sequence_parallel_mlp_trains",
+        "data_parallel_block", "data_parallel_block_by_hook", "fully_sharded_block", "fully_sharded_block_by_layers",
+        "fully_sharded_block_from_rank_0", "token_mean_step", "joined_step",
+        "norm_of_one_mesh_by_largest", "norm_of_groups_by_root", "scaled_step", "checkpoint",
     ),
 }  # fmt: skip
 """Shipped properties whose subjects call that part of torch."""
