@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import chain, zip_longest
 
 import torch
@@ -33,14 +34,21 @@ def known_of(prop: Property, subject: str) -> KnownFailures:
     return KnownFailures(tuple(replace(entry, subject=subject) for entry in KNOWN.of(prop.subject)))
 
 
+@cache
+def cases_for(name: str, pool: Pool) -> tuple[Property, list[Case]]:
+    """Returns a shipped property and the cases that a gate has for it, except cases whose run is forbidden."""
+    prop = resolved(shipped()[name], pool, Space((2,), ("float32",)))
+    cases = cases_of(prop, prop.subject, PROFILES["gate"])
+    return prop, [case for case in cases if not KNOWN.forbids_run(prop.subject, case)]
+
+
 def visits_of(name: str, pool: Pool) -> Iterator[tuple[str, Property, Case]]:
     """Yields a gate's cases of each property about that part of torch.  The properties take turns."""
     listed = []
     for each in PROPERTIES[WRONG[name].part]:
-        prop = resolved(shipped()[each], pool, Space((2,), ("float32",)))
+        prop, cases = cases_for(each, pool)
         wrong = replace(prop, subject=f"tests.programs.wrong_training:{name}__{prop.subject}")
-        cases = cases_of(prop, prop.subject, PROFILES["gate"])
-        listed.append([(each, wrong, case) for case in cases if not KNOWN.forbids_run(prop.subject, case)])
+        listed.append([(each, wrong, case) for case in cases])
     return (visit for visit in chain.from_iterable(zip_longest(*listed)) if visit is not None)
 
 
