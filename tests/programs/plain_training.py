@@ -1,5 +1,7 @@
-"""Programs of torch alone, one for each rule of `LATER`: `python -m tests.programs.plain_training` runs each with its rule
-and without it on two ranks, and prints what differs.
+"""Programs of torch alone, one for each rule of `LATER`: `python -m tests.programs.plain_training`.
+
+It runs each program on two ranks, with its rule and without it, and prints both answers. It fails if they are equal on
+all ranks.
 """
 
 from __future__ import annotations
@@ -214,12 +216,13 @@ def on_rank(rank: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=NUM_RANKS)
     for name, program in SHOWN.items():
-        right = program()
+        right = torch.as_tensor(program())
         with planted(LATER[name]):
-            wrong = program()
-        dist.barrier()
-        same = torch.equal(torch.as_tensor(right), torch.as_tensor(wrong))
-        print(f"{rank} {name}: {'SAME' if same else 'differs'} {right} {wrong}".replace("\n", ""), flush=True)
+            wrong = torch.as_tensor(program())
+        print(f"{name} on rank {rank}: {right.tolist()}, with the rule {wrong.tolist()}", flush=True)
+        is_same = torch.tensor(int(torch.equal(right, wrong)))
+        dist.all_reduce(is_same, dist.ReduceOp.MIN)
+        assert not is_same, f"{name} changes nothing on any rank"
     dist.destroy_process_group()
 
 
