@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from equivtest.base.profiles import PROFILES
 from equivtest.ranks.pool import Pool
 from tests.defects.defect import Defect, defects
-from tests.gate import cases_of, first_rejection
+from tests.gate import cases_for, first_rejection
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def main() -> None:
     with Pool() as pool:
         for defect in (each for each in defects() if any(part in each.replaces for part in only)):
             begun_s = time.monotonic()
-            cases = cases_of(defect, PROFILES[options.profile], pool)
+            cases = cases_for(defect, PROFILES[options.profile], pool)
             visits = first_rejection(defect, cases, pool)
             rows.append(row := Row(defect, visits, len(cases), time.monotonic() - begun_s))
             print(row.text, flush=True)

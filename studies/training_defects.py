@@ -22,7 +22,7 @@ from equivtest.property import Property, Space, resolved
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from equivtest.search.known import SHIPPED, KnownFailures
-from studies.kills import cases_of, rejects
+from tests.gate import cases_of, rejects
 from tests.programs.wrong_training import FIRST, LATER, PROPERTIES, WRONG, planted
 
 KNOWN = KnownFailures.load(SHIPPED)
@@ -38,7 +38,7 @@ def known_of(prop: Property, subject: str) -> KnownFailures:
 def cases_for(name: str, pool: Pool) -> tuple[Property, list[Case]]:
     """Returns a shipped property and the cases that a gate has for it, except cases whose run is forbidden."""
     prop = resolved(shipped()[name], pool, Space((2,), ("float32",)))
-    cases = cases_of(prop, prop.subject, PROFILES["gate"])
+    cases = cases_of(prop, PROFILES["gate"])
     return prop, [case for case in cases if not KNOWN.forbids_run(prop.subject, case)]
 
 

@@ -16,11 +16,11 @@ import torch
 
 from equivtest.base.profiles import PROFILES
 from equivtest.cases.case import Case
-from equivtest.property import Property, Space
+from equivtest.property import Property
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from equivtest.search.known import SHIPPED, KnownFailures
-from studies.kills import cases_of, rejects
+from tests.gate import cases_of, rejects
 from tests.programs.wrong_operators import WRONG
 
 KNOWN = KnownFailures.load(SHIPPED)
@@ -31,11 +31,7 @@ def visits() -> Iterator[tuple[Property, Case]]:
     """Yields each case that a gate has for the operators' properties, with its property."""
     for name in PROPERTIES:
         prop = shipped()[name]
-        cases = cases_of(prop, prop.subject, PROFILES["gate"])
-        calls = prop.enumeration
-        if calls:
-            space = Space(calls.world_sizes, ("float32",))
-            cases += [case for part in range(calls.parts) for case in calls.cases(space, 1, part)]
+        cases = cases_of(prop, PROFILES["gate"])
         yield from ((prop, case) for case in cases if not KNOWN.forbids_run(prop.subject, case))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, zip_longest
 
@@ -13,7 +13,6 @@ from equivtest.families.operators.case import OperatorCase
 from equivtest.property import Property, resolved
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
-from equivtest.ranks.reply import Reply
 from equivtest.search.chunks import chunk_cases, chunk_of
 from equivtest.search.known import SHIPPED, KnownFailures
 from equivtest.search.planned import parts_of
@@ -42,16 +41,19 @@ def known_of(defect: Defect) -> KnownFailures:
     return KnownFailures(tuple(replace(entry, subject=defect.subject) for entry in entries))
 
 
-def cases_of(defect: Defect, profile: Profile, pool: Pool) -> list[Case]:
-    """Returns the cases of the profile that can show the defect.  World sizes take turns.
+def cases_of(prop: Property, profile: Profile) -> list[Case]:
+    """Returns the cases that a run of the profile has for a resolved property.  World sizes take turns."""
+    parts = parts_of(prop, profile, prop.among(limits.WORLD_SIZES))
+    drawn = [chunk_cases(prop, chunk_of(part, limits.DTYPES)) for part in parts]
+    return [case for case in chain.from_iterable(zip_longest(*drawn)) if case is not None]
+
+
+def cases_for(defect: Defect, profile: Profile, pool: Pool) -> list[Case]:
+    """Returns the cases of the profile that can show the defect.
 
     A defect of one operator shows in the cases of this operator alone, so cases of other operators are left out.
     """
-    prop, known = property_of(defect), known_of(defect)
-    parts = parts_of(prop, profile, prop.among(limits.WORLD_SIZES))
-    chunks = [chunk_of(part, limits.DTYPES) for part in parts]
-    drawn = [chunk_cases(resolved(prop, pool, chunk.space), chunk) for chunk in chunks]
-    cases = (case for case in chain.from_iterable(zip_longest(*drawn)) if case is not None)
+    cases, known = cases_of(resolved(property_of(defect), pool), profile), known_of(defect)
     return [case for case in cases if _can_show(defect, case) and not known.forbids_run(defect.subject, case)]
 
 
@@ -61,16 +63,14 @@ def _can_show(defect: Defect, case: Case) -> bool:
     )
 
 
+def rejects(prop: Property, known: KnownFailures, case: Case, pool: Pool) -> bool:
+    """True if some claim fails on the case, except by a known failure."""
+    replies = pool.run(prop.subject, case, keep_if_all_raised=bool(case.refusal))
+    verdicts = judge_replies(prop.subject, case, replies, prop.claims)
+    return any(each.failed and not known.match(each.subject, each.claim, each.case, each.kind) for each in verdicts)
+
+
 def first_rejection(defect: Defect, cases: Sequence[Case], pool: Pool) -> int:
     """Returns the number of cases until the first that a claim rejects, or 0."""
-    for number, case in enumerate(cases, 1):
-        replies = pool.run(defect.subject, case, keep_if_all_raised=bool(case.refusal))
-        if any(_rejections(defect, case, replies)):
-            return number
-    return 0
-
-
-def _rejections(defect: Defect, case: Case, replies: list[Reply]) -> Iterator[bool]:
-    known = known_of(defect)
-    for verdict in judge_replies(defect.subject, case, replies, property_of(defect).claims):
-        yield verdict.failed and not known.match(verdict.subject, verdict.claim, verdict.case, verdict.kind)
+    prop, known = replace(property_of(defect), subject=defect.subject), known_of(defect)
+    return next((number for number, case in enumerate(cases, 1) if rejects(prop, known, case, pool)), 0)

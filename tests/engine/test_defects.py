@@ -208,7 +208,7 @@ def is_near(case: Case, defect: Defect) -> bool:
 @pytest.mark.ranks
 @each_defect
 def test_gate_rejects_each_defect(defect: Defect, pool: Pool) -> None:
-    cases = gate.cases_of(defect, PROFILES["gate"], pool)
+    cases = gate.cases_for(defect, PROFILES["gate"], pool)
     cases.sort(key=lambda case: case.world_size != defect.smallest.world_size)  # these reject it soonest
 
     assert gate.first_rejection(defect, cases, pool), f"{folder_of(defect)}: no claim fails in {len(cases)} cases"
