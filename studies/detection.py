@@ -21,7 +21,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from itertools import chain, zip_longest
 from pathlib import Path
 
 import torch
@@ -41,7 +40,7 @@ from equivtest.verdicts.judging import judge_replies, one_thread
 from studies.detection_table import KINDS, Row, write_tables
 from tests.defects.defect import defects
 from tests.engine.test_defects import property_of
-from tests.gate import known_of
+from tests.gate import in_turns, known_of
 from tests.unsharded import unsharded
 
 WORLD_SIZES = (1, 2, 3, 4)
@@ -104,7 +103,7 @@ def planned(subject: str, prop: Property, cases_per_world: int) -> list[Case]:
     for world_size in WORLD_SIZES:
         chunk = Chunk(world_size, limits.DTYPES, 1, cases_per_world, "detection")  # chunk 0 has the examples
         drawn.append(chunk_cases(replace(prop, subject=subject), chunk))
-    return [case for case in chain.from_iterable(zip_longest(*drawn)) if case is not None]
+    return in_turns(drawn)
 
 
 @cache

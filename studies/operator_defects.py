@@ -35,15 +35,15 @@ from equivtest.property import Property, Space
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from equivtest.search.chunks import Chunk, draw_cases
-from equivtest.search.known import SHIPPED, KnownFailures
+from equivtest.search.known import KnownFailures
 from equivtest.search.search import search
 from equivtest.verdicts.judging import judge
 from tests.drawing import drawn
+from tests.gate import known_in
 from tests.programs.rules import WRONG, WrongRule, planted
 
 DTYPES = ("float32", "float64")
 MAX_CASES = 200
-KNOWN = KnownFailures.load(SHIPPED)
 
 
 def property_of(name: str) -> Property:
@@ -57,8 +57,7 @@ def property_of(name: str) -> Property:
 
 
 def known_of(name: str) -> KnownFailures:
-    subject = f"tests.programs.rules:{name}"
-    return KnownFailures(tuple(replace(entry, subject=subject) for entry in KNOWN.of("dtensor_operators")))
+    return known_in("dtensor_operators", f"tests.programs.rules:{name}")
 
 
 def found(name: str, pool: Pool) -> tuple[str, float, int]:

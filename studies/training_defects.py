@@ -9,56 +9,46 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from itertools import chain, zip_longest
 
 import torch
 
 from equivtest.base.profiles import PROFILES
 from equivtest.cases.case import Case
-from equivtest.property import Property, Space, resolved
+from equivtest.property import Property, resolved
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
-from equivtest.search.known import SHIPPED, KnownFailures
-from tests.gate import cases_of, rejects
+from tests.gate import cases_of, in_turns, known_in, rejects
 from tests.programs.wrong_training import FIRST, LATER, PROPERTIES, WRONG, planted
 
-KNOWN = KnownFailures.load(SHIPPED)
 GREEN = "GREEN"
-
-
-def known_of(prop: Property, subject: str) -> KnownFailures:
-    """Returns the shipped known failures of the property, with `subject` in place of its subject."""
-    return KnownFailures(tuple(replace(entry, subject=subject) for entry in KNOWN.of(prop.subject)))
 
 
 @cache
 def cases_for(name: str, pool: Pool) -> tuple[Property, list[Case]]:
-    """Returns a shipped property and the cases that a gate has for it, except cases whose run is forbidden."""
-    prop = resolved(shipped()[name], pool, Space((2,), ("float32",)))
-    cases = cases_of(prop, PROFILES["gate"])
-    return prop, [case for case in cases if not KNOWN.forbids_run(prop.subject, case)]
+    """Returns a shipped property and the cases that a gate runs for it."""
+    prop = resolved(shipped()[name], pool)
+    return prop, cases_of(prop, PROFILES["gate"])
 
 
-def visits_of(name: str, pool: Pool) -> Iterator[tuple[str, Property, Case]]:
-    """Yields a gate's cases of each property about that part of torch.  The properties take turns."""
+def visits_of(name: str, pool: Pool) -> list[tuple[str, Property, Case]]:
+    """Returns a gate's cases of each property about that part of torch.  The properties take turns."""
     listed = []
     for each in PROPERTIES[WRONG[name].part]:
         prop, cases = cases_for(each, pool)
         wrong = replace(prop, subject=f"tests.programs.wrong_training:{name}__{prop.subject}")
         listed.append([(each, wrong, case) for case in cases])
-    return (visit for visit in chain.from_iterable(zip_longest(*listed)) if visit is not None)
+    return in_turns(listed)
 
 
 def row(name: str, pool: Pool) -> str:
     begun_s, num_run, found = time.monotonic(), 0, GREEN
-    visits = list(visits_of(name, pool))
+    visits = visits_of(name, pool)
     with planted(WRONG[name]):
         for each, prop, case in visits:
             num_run += 1
-            if rejects(prop, known_of(shipped()[each], prop.subject), case, pool):
+            if rejects(prop, known_in(shipped()[each].subject, prop.subject), case, pool):
                 found = f"{each}, {case.world_size} ranks, {case.dtype}"
                 break
     rule, took_s = WRONG[name], time.monotonic() - begun_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, zip_longest
+from typing import TypeVar
 
 from equivtest.base import limits
 from equivtest.base.profiles import Profile
@@ -19,6 +20,7 @@ from equivtest.search.planned import parts_of
 from equivtest.verdicts.judging import judge_replies
 from tests.defects.defect import Defect
 
+T = TypeVar("T")
 KNOWN = KnownFailures.load(SHIPPED)
 
 
@@ -36,16 +38,24 @@ def property_of(defect: Defect) -> Property:
 
 
 def known_of(defect: Defect) -> KnownFailures:
-    """Returns torch's known failures in the replaced subject, which the defect has too."""
-    entries = KNOWN.of(defect.replaces)
-    return KnownFailures(tuple(replace(entry, subject=defect.subject) for entry in entries))
+    return known_in(defect.replaces, defect.subject)
+
+
+def known_in(subject: str, replacement: str) -> KnownFailures:
+    """Returns torch's known failures in a subject, which a wrong replacement of the subject has too."""
+    return KnownFailures(tuple(replace(entry, subject=replacement) for entry in KNOWN.of(subject)))
 
 
 def cases_of(prop: Property, profile: Profile) -> list[Case]:
-    """Returns the cases that a run of the profile has for a resolved property.  World sizes take turns."""
+    """Returns the cases that a run of the profile runs for a resolved shipped property.  World sizes take turns."""
     parts = parts_of(prop, profile, prop.among(limits.WORLD_SIZES))
     drawn = [chunk_cases(prop, chunk_of(part, limits.DTYPES)) for part in parts]
-    return [case for case in chain.from_iterable(zip_longest(*drawn)) if case is not None]
+    return [case for case in in_turns(drawn) if not KNOWN.forbids_run(prop.subject, case)]
+
+
+def in_turns(lists: Sequence[Sequence[T]]) -> list[T]:
+    """Returns the first entry of each list, then the second of each, until all lists have ended."""
+    return [entry for entry in chain.from_iterable(zip_longest(*lists)) if entry is not None]
 
 
 def cases_for(defect: Defect, profile: Profile, pool: Pool) -> list[Case]:
@@ -53,8 +63,7 @@ def cases_for(defect: Defect, profile: Profile, pool: Pool) -> list[Case]:
 
     A defect of one operator shows in the cases of this operator alone, so cases of other operators are left out.
     """
-    cases, known = cases_of(resolved(property_of(defect), pool), profile), known_of(defect)
-    return [case for case in cases if _can_show(defect, case) and not known.forbids_run(defect.subject, case)]
+    return [case for case in cases_of(resolved(property_of(defect), pool), profile) if _can_show(defect, case)]
 
 
 def _can_show(defect: Defect, case: Case) -> bool:
