@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 
-from equivtest.cases.subject import Answers, Given
 from equivtest.programs.case import PARTS_OF_WHOLE, ModuleCase
 from equivtest.programs.examples.joined import Joined
-from equivtest.programs.run.module import named_in, run_module
 from tests.defects.defect import Replacing, run_with
+from tests.defects.programs.steps import run_step, step_named
 
 wrong = Replacing("module")
 
@@ -57,25 +55,17 @@ class LastUpdated(Joined):
 
 
 def __getattr__(name: str) -> Any:
-    """The step 'step_NAME' of a class, by which a case names it."""
-    kind = globals().get(name.removeprefix("step_"))
-    if kind is None or not name.startswith("step_"):
-        raise AttributeError(name)
-    return kind.step
-
-
-def _run(case: ModuleCase, mesh: DeviceMesh, given: Given, kind: type[Joined]) -> Answers:
-    return run_module(case.but(step=f"{kind.__module__}:step_{kind.__name__}"), mesh, given, named_in(case))
+    return step_named(name, globals())
 
 
 divided_by_the_other_number = wrong(
     "wrong divisor or wrong group", _THREE_ROWS, _WHY, claim="gradients_equal_unsharded"
-)(run_with(_run, ScaledByAll))
+)(run_with(run_step, ScaledByAll))
 
 own_rows_alone = wrong("a reduction missing", _THREE_ROWS, _WHY, claim="gradients_equal_unsharded")(
-    run_with(_run, OwnGradients)
+    run_with(run_step, OwnGradients)
 )
 
 updated_too_late = wrong("replicas that differ", _THREE_ROWS, _WHY, claim="trains_like_unsharded")(
-    run_with(_run, LastUpdated)
+    run_with(run_step, LastUpdated)
 )

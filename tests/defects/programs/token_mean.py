@@ -6,13 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 
-from equivtest.cases.subject import Answers, Given
 from equivtest.programs.case import PARTS_OF_WHOLE, ModuleCase
 from equivtest.programs.examples.token_mean import MAX_NORM, TokenMean
-from equivtest.programs.run.module import named_in, run_module
 from tests.defects.defect import Replacing, run_with
+from tests.defects.programs.steps import run_step, step_named
 
 wrong = Replacing("module")
 
@@ -74,15 +72,7 @@ class OwnNorm(TokenMean):
 
 
 def __getattr__(name: str) -> Any:
-    """The step 'step_NAME' of a class, by which a case names it."""
-    kind = globals().get(name.removeprefix("step_"))
-    if kind is None or not name.startswith("step_"):
-        raise AttributeError(name)
-    return kind.step
-
-
-def _run(case: ModuleCase, mesh: DeviceMesh, given: Given, kind: type[TokenMean]) -> Answers:
-    return run_module(case.but(step=f"{kind.__module__}:step_{kind.__name__}"), mesh, given, named_in(case))
+    return step_named(name, globals())
 
 
 _TWO_ROWS = "two micro-batches need two rows; the sizes of the module are its own"
@@ -90,10 +80,10 @@ _TWO_RANKS_WITH_A_ROW = "one rank has all there is, and each of two must have a 
 
 mean_of_token_means = wrong(
     "mean of means", replace(_ONE_RANK, values=(("real", 2),)), _TWO_ROWS, claim="gradients_equal_unsharded"
-)(run_with(_run, MeanOfMeans))
+)(run_with(run_step, MeanOfMeans))
 
 last_micro_batch_not_reduced = wrong("a reduction missing", _ONE_RANK, _TWO_ROWS, claim="gradients_equal_unsharded")(
-    run_with(_run, FirstReduced)
+    run_with(run_step, FirstReduced)
 )
 
 gradients_kept = wrong(
@@ -101,10 +91,10 @@ gradients_kept = wrong(
     _ONE_RANK,
     "the first step has nothing to keep; the property's batches have two rows at least",
     claim="trains_like_unsharded",
-)(run_with(_run, GradientsKept))
+)(run_with(run_step, GradientsKept))
 
-loss_of_own_tokens = wrong("a reduction missing", _TWO_RANKS, _TWO_RANKS_WITH_A_ROW)(run_with(_run, OwnReported))
+loss_of_own_tokens = wrong("a reduction missing", _TWO_RANKS, _TWO_RANKS_WITH_A_ROW)(run_with(run_step, OwnReported))
 
 norm_of_own_shards = wrong(
     "wrong divisor or wrong group", _TWO_RANKS, _TWO_RANKS_WITH_A_ROW, claim="gradients_equal_unsharded"
-)(run_with(_run, OwnNorm))
+)(run_with(run_step, OwnNorm))
