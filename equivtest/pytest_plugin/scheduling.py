@@ -5,14 +5,18 @@ The items of a property share its covering array, the candidates of its program,
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
+from equivtest.base.profiles import AUDIT_LABEL
 from equivtest.pytest_plugin.shards import cost_of
 
+_LABEL = re.compile(rf"\[(w\d+-(calls-)?\d+|{AUDIT_LABEL})\]$")
+"""Label of a search (`Part.label`) or of an audit, at the end of a node id."""
 PROPERTIES_PER_WORKER = 4
 """If a run has fewer properties, each item is scheduled alone, so that no worker waits long for another worker."""
 
@@ -39,5 +43,10 @@ class PropertyScheduling(LoadScopeScheduling):  # type: ignore[misc]
 
 
 def property_of(nodeid: str) -> str:
-    """Returns the node id of the item's property, or 'known_failures::SUBJECT' for a known failure."""
-    return nodeid.rpartition("::")[0] if nodeid.startswith("known_failures::") else nodeid.partition("[")[0]
+    """Returns the node id of the item's property, or 'known_failures::SUBJECT' for a known failure.
+
+    For an item that is no search or audit of a property, such as a test of your own, the result is `nodeid`.
+    """
+    if nodeid.startswith("known_failures::"):
+        return nodeid.rpartition("::")[0]
+    return _LABEL.sub("", nodeid)

@@ -56,6 +56,15 @@ def test_known_failures_of_a_subject_run_in_one_worker() -> None:
     assert property_of("known_failures::scale::2") == property_of("known_failures::scale::1")
 
 
+@pytest.mark.parametrize("nodeid", ["test_it.py::a[w2-0]", "test_it.py::a[w2-calls-3]", "test_it.py::a[audit]"])
+def test_searches_and_the_audit_of_a_property_run_in_one_worker(nodeid: str) -> None:
+    assert property_of(nodeid) == "test_it.py::a"
+
+
+def test_parametrized_test_is_divided_among_the_workers() -> None:
+    assert property_of("test_it.py::test_a[0-w2]") == "test_it.py::test_a[0-w2]"
+
+
 def test_costliest_property_runs_first(pytester: pytest.Pytester) -> None:
     first, _ = shares(pytester, [*"abcdefgh", "fsdp2_tp_mlp"])
     assert first[0] == "test_it.py::fsdp2_tp_mlp"
