@@ -46,6 +46,8 @@ class Chunk:
 
 
 def chunk_of(part, dtypes, seed, world_sizes, *, is_limited):
+    if is_limited:
+        log("limited processes")
     return Chunk(part.world_size, dtypes, part.index, part.num_cases, seed, part.per_cell, world_sizes)
 
 

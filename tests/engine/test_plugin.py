@@ -747,6 +747,15 @@ def test_shipped_known_failure_passes_if_its_claim_holds_on_another_backend(
     result.stdout.fnmatch_lines(["PASSED known_failures::a::1"])
 
 
+@pytest.mark.parametrize(("device", "times"), [("cpu", 0), ("cuda", 1)])
+def test_run_on_a_device_limits_the_processes_of_its_cases(device: str, times: int, pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    run_suite(pytester, f"--device={device}", "--known-failures=none", *W3)
+
+    assert log_of(pytester).count("limited processes") == times
+
+
 @pytest.mark.parametrize(
     ("name", "outcome", "line"),
     [
