@@ -59,6 +59,13 @@ def test_verify_rejects_a_bundle_of_a_run_with_a_failed_test(honest: Payload, bu
     assert problems_of(packed(bundle, payload)).startswith("red: 1 tests of the run failed, although every claim holds")
 
 
+def test_verify_rejects_a_case_with_more_processes_than_a_run_on_a_device_has(honest: Payload, bundle: Path) -> None:
+    payload = changed(honest, "environment.json", lambda data: data | {"device": "cuda"})
+
+    problems = problems_of(packed(bundle, payload))
+    assert '"members":[1,2]' in problems and "but this search has no such case" in problems
+
+
 def test_packing_equal_files_twice_gives_equal_bundles(honest: Payload, tmp_path: Path) -> None:
     one, two = (packed(tmp_path / name, honest).read_bytes() for name in ("one.zip", "two.zip"))
 

@@ -15,9 +15,8 @@ def is_folded_by_a_view_alone(case: DataParallelCase) -> bool:
     fully_shard makes the view, except in the recomputation of in_proj alone. Tied layers are one group of fully_shard,
     so that it makes no view in the recomputation of in_proj and the activation either. The kernels differ if x is not
     contiguous, if all its dims before tokens and features have size 1, and if x needs a gradient but the weight does
-    not. Then the outer strides of the view fit the inner strides of the view, but the
-    outer strides of x do not fit the inner strides of x (should_fold in aten/src/ATen/native/LinearAlgebra.cpp, torch
-    2.13.0).
+    not. Then the outer strides of the view fit the inner strides of the view, but the outer strides of x do not fit the
+    inner strides of x (should_fold in aten/src/ATen/native/LinearAlgebra.cpp, torch 2.13.0).
     """
     *outer, tokens = case.leading
     is_computed_again = case.checkpointed == "in_proj" or (case.checkpointed == "hidden" and bool(case.tied))
