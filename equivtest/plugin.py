@@ -258,7 +258,7 @@ class ControllerHooks:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self.found is None:
             return
-        lines = self.found.summary(width=min(self.config.get_terminal_writer().fullwidth, 120))
+        lines = self.found.summary()
         if lines or self.found.troubles:
             terminalreporter.section("equivtest")
         for trouble in self.found.troubles:

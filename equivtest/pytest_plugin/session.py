@@ -233,10 +233,12 @@ class Controller:
         holes = {tally.listed.name: self._holes(tally) for tally in tallies}
         return list(levels.in_lines(levels.levels_of(tallies, levels.required_of(shipped()), holes)))
 
-    def summary(self, width: int) -> list[str]:
+    def summary(self) -> list[str]:
+        """Returns the lines of the summary for the terminal: without tables unless pytest's option is -v."""
         if self.stopped:
             return []
-        starts = [self.bundled] * bool(self.bundled) + [f"host    {event}" for event in self.host_events]
+        starts = [f"report  {self.folder.path}/report.html"] if self.folder is not None else []
+        starts += [self.bundled] * bool(self.bundled) + [f"host    {event}" for event in self.host_events]
         starts += [f"claims  hold, although the manifest does not claim them: {', '.join(self.unclaimed)}"] * bool(
             self.unclaimed
         )
@@ -248,7 +250,7 @@ class Controller:
             seconds=time.time() - self.started_s,
             known=self.results.ordered_known(),
             audits=self.results.ordered_audits(),
-            width=width,
+            is_brief=self.config.option.verbose <= 0,
             wants_cells=settings_of(self.config).profile.per_cell > 0,
             left_out=sorted(self.results.left_out),
             is_first_look=settings_of(self.config).profile.is_first_look,

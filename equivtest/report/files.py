@@ -22,7 +22,6 @@ from equivtest.report.text import headline, summarize, totals
 from equivtest.verdicts.verdict import CONCLUSIVE
 
 TEMPLATE, PICTURE = "report.html.jinja", "picture.html.jinja"
-SUMMARY_WIDTH = 120  # columns of summary.txt
 
 
 def write_report(
@@ -47,7 +46,6 @@ def write_report(
         seconds=seconds,
         known=known,
         audits=audited,
-        width=SUMMARY_WIDTH,
         wants_cells=profile.per_cell > 0,
         headlines=headlines,
         left_out=environment.get("left_out", ()),

@@ -203,9 +203,9 @@ class Tally:
 
     def _claim(self, name: str) -> ClaimResult:
         counts = self.kinds.get(name, Counter())
-        failures = [failure.message for failure in self.failures if failure.claim == name]
+        failures = {(failure.kind, failure.case): failure.message for failure in self.failures if failure.claim == name}
         if failures or counts.keys() & FAILING:
-            text = "\n\n".join(dict.fromkeys(failures)) or f"{name} does not hold: {describe(counts)}"
+            text = "\n\n".join(failures.values()) or f"{name} does not hold: {describe(counts)}"
             return ClaimResult(name, "failed", text)
         if not self.is_complete:
             searches = f"{self.num_ended} of {len(self.listed.planned)} searches"

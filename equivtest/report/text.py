@@ -30,7 +30,7 @@ def summarize(
     seconds: float,
     known: Sequence[KnownState] = (),
     audits: Sequence[Audited] = (),
-    width: int = 100,
+    is_brief: bool = False,
     wants_cells: bool = False,
     headlines: Sequence[str] = (),
     left_out: Sequence[str] = (),
@@ -40,15 +40,16 @@ def summarize(
     """Returns the lines of the summary.  If no property was searched, only the headlines remain.
 
     Args:
-        headlines: Reasons, other than failing claims, why the run is red. These lines come first and are not shortened.
+        is_brief: True for the lines alone on which a reader can act: no tables, no counts of values, no slowest cases and
+            no known failures.
+        headlines: Reasons, other than failing claims, why the run is red. These lines come first.
         left_out: Lines on the incomplete properties that were left out, with the reasons.
         is_first_look: True if the last line has to say that the profile is a first look.
         wants_cells: True if the summary counts the cells that lack conclusive verdicts.
     """
     if not tallies:
         return list(headlines)
-    notes = [f"values  {tally.listed.name}: {_shares_text(tally.modes)}" for tally in tallies if len(tally.modes) > 1]
-    notes += [f"cells   {thin}" for tally in tallies if wants_cells and (thin := cells.in_words(tally))]
+    notes = [f"cells   {thin}" for tally in tallies if wants_cells and (thin := cells.in_words(tally))]
     notes += [
         f"dtypes  {tally.listed.name}: left out {', '.join(dtypes)}, in which no case can be judged"
         for tally in tallies
@@ -69,27 +70,35 @@ def summarize(
     from equivtest.verdicts.message import on_factors  # imports torch, which the controller of workers needs only here
 
     notes += [f"factor  {tally.listed.name}: {line}" for tally in tallies for line in on_factors(tally.factors)]
-    notes += [f"slow    {line}" for line in _slowest(tallies)]
     notes += [line for tally in tallies for line in _not_passed(tally)]
-    notes += [f"known   {entry.id}: {entry.state}: {entry.reason}" for entry in known]
     notes += in_lines(audits)
     if unaudited := [tally.listed.name for tally in tallies if tally.lacks_audit]:
         notes.append(f"audit   not selected, so green claims may show nothing: {', '.join(unaudited)}")
-    notes = [_cut(line, width) for line in notes] + [f"left    {reason}" for reason in left_out]
+    notes += [f"left    {reason}" for reason in left_out]
     notes += refused + declined + [f"torch   {line}" for tally in tallies for line in tally.torchs_in_words()]
     notes += _lacking(tallies)
     return [
         *headlines,
         *levels,
+        *([] if is_brief else _details(tallies, known)),
+        *notes,
+        "",
+        *totals(tallies, seconds),
+        *[FIRST_LOOK] * is_first_look,
+    ]
+
+
+def _details(tallies: Sequence[Tally], known: Sequence[KnownState]) -> list[str]:
+    shares = [f"values  {tally.listed.name}: {_shares_text(tally.modes)}" for tally in tallies if len(tally.modes) > 1]
+    return [
         *_counts_table(tallies),
         "",
         *_coverage_table(tallies),
         "",
         *_margins_table(tallies),
-        *notes,
-        "",
-        *totals(tallies, seconds),
-        *[FIRST_LOOK] * is_first_look,
+        *shares,
+        *(f"slow    {line}" for line in _slowest(tallies)),
+        *(f"known   {entry.id}: {entry.state}: {entry.reason}" for entry in known),
     ]
 
 
@@ -256,7 +265,3 @@ def _shares_text(counts: Mapping[str, int]) -> str:
 
 def _percent(part: int, whole: int) -> str:
     return str(round(100 * part / whole)) if whole else "-"
-
-
-def _cut(line: str, width: int) -> str:
-    return line if len(line) <= width else line[: width - 3] + "..."

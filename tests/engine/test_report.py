@@ -95,7 +95,7 @@ def cells_of(kind: str, mode: str, holding: int, others: int) -> Tally:
 def test_summary_shows_the_complete_reason_why_a_module_refuses_a_dtype() -> None:
     counted = tally(record())
     counted.left_out |= {"float16": "a reason of many words", "bfloat16": ""}
-    lines = summarize([counted], seconds=1.0, width=60)
+    lines = summarize([counted], seconds=1.0)
 
     assert f"dtypes  {counted.listed.name}: left out float16: a reason of many words" in lines
     assert any(line.startswith(f"dtypes  {counted.listed.name}: left out bfloat16") for line in lines)
@@ -108,7 +108,7 @@ def test_failures_of_torch_on_another_backend_are_listed() -> None:
         f"{counted.listed.name}: equals_unsharded {TORCHS} (value): 2 verdicts, such as in "
         "LinearCase(world_size=3, leading=(2, 1))"
     )
-    lines = summarize([counted], seconds=1.0, width=60)
+    lines = summarize([counted], seconds=1.0)
 
     assert f"torch   {line}" in lines
     assert "2 of the known failures are failures of torch: the same cases fail on gloo and the CPU too" in lines
@@ -258,18 +258,18 @@ def test_summary_without_properties_is_empty() -> None:
     assert summarize([], seconds=1.0) == []
 
 
-def test_summary_fits_eighty_columns() -> None:
-    kinds = ["even", "uneven", "empty"]
-    dtypes = ["float32", "float64", "bfloat16", "float16"]
-    places = [(w, d, k) for w in (1, 2, 3, 4) for d in dtypes for k in kinds]
-    records = [
-        record(world_size=w, dtype=d, shard_kind=k, case={"schema": 1, "type": "C" * 100, "fields": {"n": number}})
-        for number, (w, d, k) in enumerate(places)
-    ]
+def test_brief_summary_has_only_lines_to_act_on_and_the_totals() -> None:
+    counted = tally(record(mode="real", tensor_margins={"output": 0.25}), of_kind("value"))
+    known = KnownState(id="one", claim="", kind="", case="", reason="torch does so", link="", state="still fails")
 
-    lines = summarize([tally(*records, name="zero3_fetch_all_gather_refuses")], seconds=1.0, width=80)
+    assert "known   one: still fails: torch does so" in summarize([counted], seconds=1.0, known=[known])
+    assert summarize([counted], seconds=1.0, known=[known], is_brief=True) == ["", *totals([counted], 1.0)]
 
-    assert max(len(line) for line in lines[:-2]) <= 80
+
+def test_failure_of_one_case_in_two_searches_is_reported_once() -> None:
+    counted = tally(of_kind("value"), failures=(failure("with 9 calls"), failure("with 8 calls")))
+
+    assert counted.claims()[0].text == "with 8 calls"
 
 
 def test_summary_omits_outcomes_that_did_not_occur() -> None:
@@ -467,7 +467,7 @@ def test_report_page_lists_unsupported_collectives_with_reasons() -> None:
 
 def test_summary_lists_unsupported_collectives_once() -> None:
     lacking = [of_kind("not_supported", draw=draw, lacking=f"rank 1: {'all_gather ' * 20}raised") for draw in (0, 1)]
-    lines = summarize([tally(*lacking)], seconds=1, width=80)
+    lines = summarize([tally(*lacking)], seconds=1)
     assert [line for line in lines if line.startswith("unsupp ")] == [
         f"unsupp  rank 1: {'all_gather ' * 20}raised: 2 verdicts"
     ]
@@ -481,7 +481,7 @@ def declined(reason: str, number: int = 0, world_size: int = 3) -> Record:
 
 def test_summary_lists_declined_cases_and_unsupported_collectives() -> None:
     cases = [declined("3 heads", number) for number in range(2)] + [declined("an odd batch", 2)]
-    lines = summarize([tally(record(), of_kind("not_supported", lacking="no"), *cases)], seconds=1, width=40)
+    lines = summarize([tally(record(), of_kind("not_supported", lacking="no"), *cases)], seconds=1)
 
     assert "program rowwise_linear: does not support 3 of 4 cases: 3 heads (2), and 1 other reason" in lines
     assert "unsupp  no: 1 verdicts" in lines
