@@ -10,7 +10,7 @@ from equivtest.base import limits
 SHARD_KINDS = ("even", "uneven", "empty")
 ANY = "any"  # shard kind of every case of a property of refusals
 
-PER_CELL = 20
+PER_CELL = 5
 """Number of conclusive verdicts that a conformance run needs on each claim in each cell."""
 MAX_INCONCLUSIVE = 0.05
 """Largest fraction of a cell's verdicts that may be inconclusive.  Above it, a conformance run draws more cases."""
@@ -68,7 +68,7 @@ AUDIT_PROFILE = "audit"
 AUDIT_LABEL = "audit"
 
 PROFILES: dict[str, Profile] = {
-    "smoke": Profile(single=1, several=1, strength=1, examples=4, is_first_look=True),
+    "smoke": Profile(single=1, several=1, strength=1, examples=2, is_first_look=True),
     "gate": Profile(single=1, several=3, strength=2, minutes=5),
     "soak": Profile(single=1, several=4, world_sizes=limits.SOAK_WORLD_SIZES, repeats=True),
     "conformance": Profile(

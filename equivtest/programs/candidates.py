@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from equivtest.base.importing import suggestion
@@ -204,9 +204,11 @@ def _tried_on(
             return fitting, []
     if search.by_parts is not True:
         too_wide: list[Misuse] = []
+        narrow: set[Any] = set()
         for dtype in (dtype for dtype in REAL_DTYPES if dtype in dtypes):
             real = [make(dtype=dtype, values=((REAL_MODE, 0),), **{varied: choice}) for choice in choices]
-            found, more_reasons = _fitting(search, real, require_bounds, gives_up=search.by_parts is None)
+            found, more_reasons = _fitting(search, real, require_bounds, narrow, gives_up=search.by_parts is None)
+            narrow |= {each.choice for each in found.get(dtype, ())}
             fitting |= found
             too_wide += more_reasons
         reasons = too_wide or reasons
@@ -283,20 +285,25 @@ def _fitting(
     search: CandidateSearch,
     cases: Sequence[ModuleCase],
     require_fit: Callable[[ModuleCase], object],
+    trusted: Collection[Any] = (),
     *,
     gives_up: bool = False,
 ) -> tuple[ByDtype, list[Misuse]]:
     """Returns dtype -> candidates for cases that `require_fit` accepts, and the reasons against all other cases.
 
     Args:
+        trusted: Choices that fit in a dtype with wider bounds. After the first case that fits, cases with these choices
+            are not tried.
         gives_up: If True, the function stops if `require_fit` refuses the first case. The first case has the simplest
             choice, so all other cases would be refused too.
     """
     fitting: ByDtype = {}
     reasons: list[Misuse] = []
     for case in cases:
+        choice = getattr(case.arguments, search.varied)
         try:
-            require_fit(case)
+            if not fitting or choice not in trusted:
+                require_fit(case)
         except PropertyMisuse:
             raise
         except Misuse as error:
@@ -304,9 +311,7 @@ def _fitting(
             if gives_up and not fitting:
                 break
         else:
-            candidate = Candidate(
-                case.values[0][0], getattr(case.arguments, search.varied), case.arguments.largest, by_parts=False
-            )
+            candidate = Candidate(case.values[0][0], choice, case.arguments.largest, by_parts=False)
             fitting.setdefault(case.dtype, []).append(candidate)
     return fitting, reasons
 
