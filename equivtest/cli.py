@@ -124,7 +124,7 @@ def run(
     workers: Annotated[str, WORKERS] = "auto",
     stop_first: Annotated[bool, typer.Option("-x", help="Stop at the first failure.")] = False,
     keyword: Annotated[str | None, typer.Option("-k", metavar="EXPR", help="Run what pytest's -k selects.")] = None,
-    verbose: Annotated[bool, typer.Option("-v", help="One line per search and claim, and tables in the summary.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", help="A line per search and claim, and summary tables.")] = False,
     quiet: Annotated[bool, typer.Option("-q", help="Less output.")] = False,
     collect_only: Annotated[bool, typer.Option("--co", help="List what would run, and run nothing.")] = False,
     max_failures: Annotated[

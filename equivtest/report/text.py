@@ -40,8 +40,8 @@ def summarize(
     """Returns the lines of the summary.  If no property was searched, only the headlines remain.
 
     Args:
-        is_brief: True for the lines alone on which a reader can act: no tables, no counts of values, no slowest cases and
-            no known failures.
+        is_brief: True for the lines alone on which a reader can act: no tables, no counts of values, no slowest cases
+            and no known failures.
         headlines: Reasons, other than failing claims, why the run is red. These lines come first.
         left_out: Lines on the incomplete properties that were left out, with the reasons.
         is_first_look: True if the last line has to say that the profile is a first look.
