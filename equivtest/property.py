@@ -79,7 +79,8 @@ class Property:
         resolve: Function (property, pool, space) -> the property to judge, for a property that depends on facts that
             only a run on ranks shows: see `resolved`. If None, the property itself is judged.
         enumeration: Additional cases for a gate and for a conformance run.
-        limit_s: Seconds that one visit of one case may take on all ranks. A longer visit has timed out.
+        limit_s: Seconds that one visit of one case may take on all ranks. A longer visit has timed out. On the CPU the
+            limit grows in proportion to the ranks beyond 8.
 
     Raises:
         Misuse: limit_s is no number above 0, or more than half of the backend's time-out.

@@ -190,7 +190,7 @@ def _tried_on(
     make = functools.partial(search.make, world_size=world_size, batch=batch, mesh=mesh, **search.shortest)
     if batch != WHOLE and dtypes:
         dtype = REAL_DTYPES[0] if search.is_stepped else dtypes[0]  # real values in 16 bits go by parts alone
-        choices = _divisible(search, functools.partial(make, dtype=dtype))
+        choices = _divisible(search, functools.partial(make, dtype=dtype), world_size)
     fitting: ByDtype = {}
     reasons: list[Misuse] = []
     if search.by_parts is not True and not search.is_stepped:
@@ -261,10 +261,27 @@ def _by_parts(
     return fitting, reasons
 
 
-def _divisible(search: CandidateSearch, make: Callable[..., ModuleCase]) -> tuple[Any, ...]:
-    """Returns the choices (values of `x_shape` or `sizes`) whose batch has at least one row for each rank."""
+def _divisible(search: CandidateSearch, make: Callable[..., ModuleCase], world_size: int) -> tuple[Any, ...]:
+    """Returns the choices (values of `x_shape` or `sizes`) whose batch has at least one row for each rank.
+
+    If no choice has enough rows, the result is the first choice with more rows.
+    """
+    fitting, reasons = _accepted(search, make, search.choices)
+    if not fitting:
+        fitting, _ = _accepted(search, make, _with_more_rows(search, world_size))
+    if not fitting:
+        call_builder(search.build)  # its own error is more precise, if it fails
+        what = "x of x_shapes" if search.varied == "x_shape" else "sizes of"
+        said = "; ".join(dict.fromkeys(reasons))
+        raise Misuse(f"the ranks can divide no {what} {', '.join(map(str, search.choices))}: {said}")
+    return tuple(fitting)
+
+
+def _accepted(
+    search: CandidateSearch, make: Callable[..., ModuleCase], choices: Sequence[Any]
+) -> tuple[list[Any], list[str]]:
     fitting, reasons = [], []
-    for choice in search.choices:
+    for choice in choices:
         try:
             make(**{search.varied: choice})
         except PropertyMisuse:
@@ -273,12 +290,16 @@ def _divisible(search: CandidateSearch, make: Callable[..., ModuleCase]) -> tupl
             reasons.append(str(error))
         else:
             fitting.append(choice)
-    if not fitting:
-        call_builder(search.build)  # its own error is more precise, if it fails
-        what = "x of x_shapes" if search.varied == "x_shape" else "sizes of"
-        said = "; ".join(dict.fromkeys(reasons))
-        raise Misuse(f"the ranks can divide no {what} {', '.join(map(str, search.choices))}: {said}")
-    return tuple(fitting)
+    return fitting, reasons
+
+
+def _with_more_rows(search: CandidateSearch, world_size: int) -> list[Any]:
+    """Returns the first choice with one row for each micro-batch of a rank, and with almost two."""
+    fewest = world_size * dict(search.fields)["micro_batches"]
+    first = search.choices[0]
+    if search.varied == "x_shape":
+        return [(rows, *first[1:]) for rows in (fewest, 2 * fewest - 1) if first]
+    return [tuple({**dict(first), BATCH: rows}.items()) for rows in (fewest, 2 * fewest - 1)]
 
 
 def _fitting(

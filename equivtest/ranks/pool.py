@@ -142,7 +142,8 @@ class Pool:
         """Runs `subject` on `case` on all ranks and returns one reply per rank, in rank order.
 
         Args:
-            limit_s: Seconds that the ranks may take. If None, this is limits.CASE_S.
+            limit_s: Seconds that the ranks may take. If None, this is limits.CASE_S. On the CPU more than MANY_RANKS
+                ranks get more time.
             keep_if_all_raised: True for a case that should be refused. The ranks stay alive if each of them raised.
             grace_s: Seconds that the other ranks have after the first failure. If None, see `World.wait`.
             fault: Fault to plant in one collective. With a fault, the case runs in a separate world, whose process
@@ -169,6 +170,7 @@ class Pool:
     ) -> list[Reply]:
         """Waits for the replies to a visit and returns them. Repeats a visit during which ranks lost their host."""
         case = outstanding.case
+        limit_s = self._visit_limit_s(limits.CASE_S if limit_s is None else limit_s, case.num_processes)
         try:
             replies = outstanding.wait(limit_s, keep_if_all_raised=keep_if_all_raised, grace_s=grace_s)
             for _ in range(limits.HOST_TRIES - 1):
@@ -312,6 +314,12 @@ class Pool:
         collective, and each such case would use its whole time limit.
         """
         return next((fault for fault in self.faults if fault.kind == "hung"), None)
+
+    def _visit_limit_s(self, limit_s: float, world_size: int) -> float:
+        """Returns seconds for a visit. Many ranks share the cores of the CPU, so they get more time."""
+        if self.backend.device != "cpu":
+            return limit_s
+        return min(limits.on_many_ranks(limit_s, world_size), limits.COLLECTIVE_S / 2)
 
     def _probe_limit_s(self, world_size: int) -> float:
         """Returns seconds for a probe. An accelerator's first collective may take as long as starting the ranks."""

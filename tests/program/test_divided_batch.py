@@ -13,7 +13,7 @@ from equivtest.base import limits
 from equivtest.cases.case import from_code, from_data, to_data
 from equivtest.cases.values import draw
 from equivtest.errors import Misuse
-from equivtest.module import module_property
+from equivtest.module import ids, module_property, targets
 from equivtest.oracle import expect
 from equivtest.programs.case import ModuleCase
 from equivtest.property import Property, Space, resolved
@@ -231,15 +231,34 @@ def test_shape_that_gives_a_rank_no_rows_is_not_drawn() -> None:
     }
 
 
-@pytest.mark.ranks
-def test_world_with_more_ranks_than_rows_of_any_shape_raises_misuse(pool: Pool, tmp_path: Path) -> None:
-    prop = module_property(HERE + "mlp", HERE + "ddp", ((1, 3), (4, 3)))
-    found = searched(prop, pool, tmp_path, world_size=3)
+def test_first_shape_gets_more_rows_if_no_shape_has_a_row_for_each_rank() -> None:
+    prop = module_property(HERE + "mlp", HERE + "ddp", ((1, 3), (4, 3)), batch=MEAN)
 
-    assert found.misuse.startswith(
-        "the ranks can divide no x of x_shapes (1, 3), (4, 3): torch.chunk cannot divide x of"
+    assert {case.arguments.x_shape for case in drawn(prop.cases(Space((8,), limits.DTYPES)), 50)} == {(8, 3), (15, 3)}
+
+
+def test_each_micro_batch_of_a_rank_gets_a_row_if_no_size_has_enough() -> None:
+    prop = module_property(
+        "equivtest.programs.examples.next_token:next_token",
+        "equivtest.programs.examples.plans:fully_sharded",
+        inputs={"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))},
+        sizes={"batch": (2, 3), "seq": (2,)},
+        batch="parts of the whole",
+        optimizer="equivtest.programs.examples.token_mean:adamw",
+        step="equivtest.programs.examples.token_mean:token_mean",
+        micro_batches=2,
     )
-    assert found.misuse.endswith("take one of 3 rows, such as (3, 3), or pass batch='whole'")
+    cases = drawn(prop.cases(Space((4,), ("float64",))), 50)
+
+    assert {dict(case.arguments.sizes)["batch"] for case in cases} == {8, 15}
+
+
+@pytest.mark.ranks
+def test_batch_that_no_number_of_rows_divides_raises_misuse(pool: Pool, tmp_path: Path) -> None:
+    prop = module_property(HERE + "mlp", HERE + "ddp", ((), (3,)), batch=MEAN)
+    found = searched(prop, pool, tmp_path, world_size=4)
+
+    assert found.misuse.startswith("the ranks can divide no x of x_shapes (), (3,): torch.chunk cannot divide x of")
     assert "\n" not in found.misuse
 
 

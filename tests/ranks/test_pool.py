@@ -147,6 +147,13 @@ def test_message_has_the_stacks_of_ranks_that_do_not_answer(
     assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
 
 
+def test_ranks_that_share_the_cores_have_more_time_for_a_visit(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equivtest.base.limits.MANY_RANKS", 1)
+    replies = pool.run("hangs_in_python", PlainCase(world_size=2, culprit=0), limit_s=0.25)
+
+    assert "no answer within 0.5 s" in blamed(replies).error_text
+
+
 def test_rank_that_loops_outside_of_the_collective_is_blamed_for_a_hang(pool: Pool) -> None:
     assert blamed(pool.run("hangs_in_python", PlainCase(world_size=2, culprit=1), limit_s=0.5)).rank == 1
 
