@@ -222,7 +222,7 @@ def plugin_args() -> list[str]:
 
 
 def run_suite(pytester: pytest.Pytester, *args: str, subprocess: bool = False) -> pytest.RunResult:
-    """Runs pytest on the suite, by default without audits; in its own process if requested or if xdist needs one."""
+    """Runs pytest on the suite, by default without audits; in its own process if requested."""
     conftest = pytester.path / "conftest.py"
     if conftest.exists() and "import pytest_addoption" in conftest.read_text():
         args = ("--audit=off", *args)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from xml.etree import ElementTree
 
+import hypothesis  # noqa: F401  (what runs in this process import is dropped behind each, and torch dies of it)
 import pytest
 
+from equivtest import cli
 from equivtest.errors import Misuse
 from equivtest.pytest_plugin.pytest_run import run_properties
 from tests.engine.fake_suite import log_of, make_suite
@@ -16,7 +18,9 @@ def run_command(pytester: pytest.Pytester, *args: str) -> list[str]:
     """Runs `equivtest run` on the fake suite; returns its searches, in order."""
     (pytester.path / "log").unlink(missing_ok=True)
     fixed = ("-n0", "--audit=off", "--known-failures=none", "--world-sizes=2,3")
-    pytester.run(sys.executable, "-m", "equivtest.cli", "run", ".", *fixed, *args)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(sys, "argv", ["equivtest", "run", ".", *fixed, *args])
+        cli.main()
     return [line.removesuffix(" gate") for line in log_of(pytester) if line.startswith("search")]
 
 
