@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, zip_longest
@@ -46,10 +47,14 @@ def known_in(subject: str, replacement: str) -> KnownFailures:
     return KnownFailures(tuple(replace(entry, subject=replacement) for entry in KNOWN.of(subject)))
 
 
-def cases_of(prop: Property, profile: Profile) -> list[Case]:
-    """Returns the cases that a run of the profile runs for a resolved shipped property.  World sizes take turns."""
+def cases_of(prop: Property, profile: Profile, world_sizes: Sequence[int] = limits.WORLD_SIZES) -> list[Case]:
+    """Returns the cases that a run of the profile runs for a resolved shipped property.  World sizes take turns.
+
+    Args:
+        world_sizes: Returns the run's cases of these sizes alone.
+    """
     parts = parts_of(prop, profile, prop.among(limits.WORLD_SIZES))
-    drawn = [chunk_cases(prop, chunk_of(part, limits.DTYPES)) for part in parts]
+    drawn = [chunk_cases(prop, chunk_of(part, limits.DTYPES)) for part in parts if part.world_size in world_sizes]
     return [case for case in in_turns(drawn) if not KNOWN.forbids_run(prop.subject, case)]
 
 
@@ -58,12 +63,18 @@ def in_turns(lists: Sequence[Sequence[T]]) -> list[T]:
     return [entry for entry in chain.from_iterable(zip_longest(*lists)) if entry is not None]
 
 
-def cases_for(defect: Defect, profile: Profile, pool: Pool) -> list[Case]:
+def cases_for(
+    defect: Defect, profile: Profile, pool: Pool, world_sizes: tuple[int, ...] = limits.WORLD_SIZES
+) -> list[Case]:
     """Returns the cases of the profile that can show the defect.
 
     A defect of one operator shows in the cases of this operator alone, so cases of other operators are left out.
     """
-    return [case for case in cases_of(resolved(property_of(defect), pool), profile) if _can_show(defect, case)]
+    cases = _drawn(_resolved(property_of(defect), pool), profile, world_sizes)
+    return [case for case in cases if _can_show(defect, case)]
+
+
+_resolved, _drawn = functools.cache(resolved), functools.cache(cases_of)
 
 
 def _can_show(defect: Defect, case: Case) -> bool:

@@ -15,7 +15,7 @@ import pytest
 
 from equivtest.base import limits
 from equivtest.base.profiles import PROFILES
-from equivtest.cases.case import Case, from_code
+from equivtest.cases.case import Case, defaults_of, fields_of, from_code
 from equivtest.cases.names import require_fit, resolve
 from equivtest.errors import Misuse
 from equivtest.families.collectives.case import CollectivesCase
@@ -113,6 +113,7 @@ INDICES = range(12)
 """Numbers of searches, each with other draws."""
 
 ASKED_FIRST = {
+    "replicas_counted_in_the_norm": 1,
     "smoothing_over_own_classes": 1,
     "bias_of_every_share": 2,
     "parameters_left_out_of_the_recomputation": 2,
@@ -205,13 +206,21 @@ def is_near(case: Case, defect: Defect) -> bool:
     return all(abs(a - e) <= 1 for a, e in zip(sizes(case), sizes(defect.smallest), strict=False))
 
 
+def num_differences(case: Case, defect: Defect) -> int:
+    """Number of the fields chosen for the case derived by hand that differ: with few, a case is rejected soonest."""
+    fields, smallest, defaults = fields_of(case), fields_of(defect.smallest), defaults_of(type(defect.smallest))
+    return sum(fields.get(name) != value for name, value in smallest.items() if value != defaults[name])
+
+
 @pytest.mark.ranks
 @each_defect
 def test_gate_rejects_each_defect(defect: Defect, pool: Pool) -> None:
-    cases = gate.cases_for(defect, PROFILES["gate"], pool)
-    cases.sort(key=lambda case: case.world_size != defect.smallest.world_size)  # these reject it soonest
+    for world_size in sorted(limits.WORLD_SIZES, key=lambda size: size != defect.smallest.world_size):
+        cases = gate.cases_for(defect, PROFILES["gate"], pool, (world_size,))
+        if gate.first_rejection(defect, sorted(cases, key=lambda case: num_differences(case, defect)), pool):
+            return
 
-    assert gate.first_rejection(defect, cases, pool), f"{folder_of(defect)}: no claim fails in {len(cases)} cases"
+    pytest.fail(f"{folder_of(defect)}: no claim fails in a case of the gate")
 
 
 @pytest.mark.ranks

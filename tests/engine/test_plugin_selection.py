@@ -18,9 +18,10 @@ def run_command(pytester: pytest.Pytester, *args: str) -> list[str]:
     """Runs `equivtest run` on the fake suite; returns its searches, in order."""
     (pytester.path / "log").unlink(missing_ok=True)
     fixed = ("-n0", "--audit=off", "--known-failures=none", "--world-sizes=2,3")
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["equivtest", "run", ".", *fixed, *args])
-        cli.main()
+        with pytest.raises(SystemExit):
+            cli.main()
     return [line.removesuffix(" gate") for line in log_of(pytester) if line.startswith("search")]
 
 
