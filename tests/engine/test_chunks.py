@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +21,13 @@ from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.fetch.strategy import fetch_cases
 from equivtest.module import module_property
 from equivtest.property import Property, Space
-from equivtest.pytest_plugin.suite import shipped
+from equivtest.pytest_plugin.suite import properties_dir, shipped
 from equivtest.search import local_constants
 from equivtest.search.chunks import Chunk, chunk_cases, draw_cases, seed_of
 from equivtest.search.local_constants import no_local_constants
 from equivtest.search.planned import has_case
 from equivtest.verdicts.claims import agrees_on_all_ranks, equals_unsharded
-from studies.gate_draws import LARGE, lines_of_draws, lines_of_run, make_up_modules, mixed_suite
+from studies.gate_draws import LARGE, MADE_UP, lines_of_draws, lines_of_run, make_up_modules, mixed_suite
 from tests.drawing import drawn
 
 CHUNK = Chunk(2, limits.DTYPES, 0, 20)
@@ -96,10 +96,21 @@ LIFECYCLE: dict[str, Any] = {
 }
 
 
-@functools.cache
-def drawn_alone() -> list[str]:
-    """Returns the draws of a process that loads only one file of properties."""
-    return lines_of_draws(Path(__file__).parents[1], **LIFECYCLE)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Modules full of constants, and in the folder 'own' a user's property beside shipped ones."""
+    folder = tmp_path_factory.mktemp("folder")
+    make_up_modules(folder)
+    (folder / "own").mkdir()
+    (folder / "own" / "test_mine.py").write_text(MINE)
+    shutil.copy(properties_dir() / LIFECYCLE["files"], folder / "own")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> list[str]:
+    """The draws of a process that imports no other module."""
+    return lines_of_draws(folder / "own", folder=str(folder / "own"))
 
 
 def import_made_up(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -110,15 +121,11 @@ def import_made_up(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         importlib.import_module(name)
 
 
-def test_user_property_draws_equal_cases_whatever_modules_are_imported(tmp_path: Path) -> None:
-    made_up = make_up_modules(tmp_path)
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "test_mine.py").write_text(MINE)
-    mine: dict[str, Any] = {"folder": str(tmp_path / "own"), "subjects": ("mine:fetch",)}
-    alone = lines_of_draws(tmp_path / "own", **mine)
-    among_others = lines_of_draws(tmp_path, imports=made_up, hash_seed=7, **mine)
+def test_property_draws_equal_cases_whatever_modules_are_imported(folder: Path, alone: list[str]) -> None:
+    among_others = lines_of_draws(folder, folder=str(folder / "own"), imports=list(MADE_UP), hash_seed=7)
 
-    assert len(alone) > 30 and alone == among_others
+    assert {json.loads(line)[0] for line in alone} >= {"mine:fetch", *LIFECYCLE["subjects"]}
+    assert len(alone) > 100 and alone == among_others
 
 
 def test_hypothesis_tests_of_the_user_still_draw_constants_from_imported_modules(
@@ -163,13 +170,13 @@ def test_warning_appears_if_hypothesis_lacks_the_function_that_collects_constant
 
 
 @pytest.mark.ranks
-def test_run_under_xdist_judges_the_cases_that_one_process_draws(tmp_path: Path) -> None:
-    make_up_modules(tmp_path)
-    mixed = mixed_suite(tmp_path, LIFECYCLE["files"])
-    judged = lines_of_run(tmp_path, 1, mixed, "--world-sizes=2", subjects=LIFECYCLE["subjects"])
-    drawn_of_two = [line for line in drawn_alone() if json.loads(line)[1]["fields"].get("world_size") == 2]
+def test_run_under_xdist_judges_the_cases_that_one_process_draws(folder: Path, alone: list[str]) -> None:
+    mixed, subjects = mixed_suite(folder, LIFECYCLE["files"]), LIFECYCLE["subjects"]
+    judged = lines_of_run(folder, 1, mixed, "--world-sizes=2", "--known-failures=none", subjects=subjects)
+    lines = [(name, case["fields"], line) for line in alone for name, case, _ in [json.loads(line)]]
 
-    assert len(judged) > 10 and judged == drawn_of_two
+    assert len(judged) > 10
+    assert judged == [line for name, fields, line in lines if name in subjects and fields.get("world_size") == 2]
 
 
 @pytest.mark.parametrize(

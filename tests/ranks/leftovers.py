@@ -21,7 +21,7 @@ SHARED_MEMORY = Path("/dev/shm")
 _SCRATCH = re.compile(r"equivtest-(\d+)-")
 _PROCESS_ID = re.compile(r"(?<![0-9A-Za-z])\d{3,9}(?![0-9A-Za-z])")
 _KEPT = ("pytest-of-", "torchinductor_")  # one of each for a user, shared by all runs, as their makers want it
-_STEP_S = 0.01
+_STEP_S = 0.1  # a look reads the environment of every process
 
 
 @dataclass
