@@ -76,7 +76,7 @@ def test_gradients_compressed_to_float16_are_rejected(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize(
     ("build", "parallelize"),
     [

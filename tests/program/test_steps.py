@@ -59,8 +59,7 @@ def failed(case: ModuleCase, pool: Pool) -> list[Verdict]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize(("world_size", "dtype"), [(1, "float32"), (2, "float64"), (3, "float32")])
 @pytest.mark.parametrize("parallelize", ["data_parallel", "fully_sharded"])
 def test_right_step_with_a_loss_averaged_over_all_tokens_passes(
     pool: Pool, parallelize: str, world_size: int, dtype: str
@@ -115,7 +114,7 @@ def test_updates_of_torchs_optimizers_are_within_the_oracles_bounds(name: str, c
     case = ModuleCase(**{**PERCEPTRON, "optimizer": f"{HERE}{name}", "dtype": "float32", "steps": 1})
     case = replace(case, dtype=dtype, by_parts=dtype == "bfloat16")
 
-    assert worst_of(case, f"{HERE}{code}", num_steps=10) <= 1
+    assert worst_of(case, f"{HERE}{code}", num_steps=7) <= 1  # RAdam rectifies from step 6 on
 
 
 def test_asgd_with_foreach_differs_from_the_oracle_by_a_float32_rounding() -> None:
