@@ -40,7 +40,7 @@ class ReferenceRefuses(PropertyMisuse):
     def __init__(self, who: str, error: NotSupported) -> None:
         super().__init__(
             f"{who} raised {type(error).__name__}: {error}: the unsharded module defines the right result, so it must "
-            "support every drawn case. Leave out cases that it does not support, such as by x_shapes= or sizes=; if "
+            "support every drawn case. Leave out cases that it does not support, such as by inputs= or sizes=; if "
             "only the parallel module does not, raise NotSupported in parallelize, set_up, step or that module"
         )
 

@@ -90,7 +90,7 @@ class Result:
 
     def __str__(self) -> str:
         if self.failures:
-            return "\n\n".join(dict.fromkeys(failure.message for failure in self.failures))
+            return "\n\n".join(failure.message for failure in self.failures)
         by_word = {word: [name for name, each in self.claims.items() if each == word] for word in WORDS.values()}
         lines = [f"{word}: {', '.join(names)}" for word, names in by_word.items() if names]
         return "\n".join([f"{self.cases} cases", *lines, *self.notes])
@@ -222,7 +222,8 @@ def _judged(
 
 def _result(tally: Tally) -> Result:
     claims = tally.claims()
-    notes = [f"{each.claim}: {each.text}" for each in claims if each.outcome in ("skipped", "xfailed")]
+    reasons = dict.fromkeys(each.text for each in claims if each.outcome in ("skipped", "xfailed"))
+    notes = [f"{', '.join(each.claim for each in claims if each.text == reason)}: {reason}" for reason in reasons]
     notes += [f"left out {dtype}: {why or 'no case can be judged there'}" for dtype, why in tally.left_out.items()]
     num = tally.declined.total()
     notes += [f"the program does not support {num} cases: {tally.why_declined}"] if num else []

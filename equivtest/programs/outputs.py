@@ -43,15 +43,15 @@ def named_outputs(
         if not isinstance(leaf, torch.Tensor):
             raise Misuse(
                 f"{who}: {name} must be a tensor, got {type(leaf).__name__}: name the outputs to judge, such as "
-                f"outputs=('logits',), or let the module not return {name}"
+                f"Judge(outputs=('logits',)), or let the module not return {name}"
             )
         leaves[name] = leaf
     missing = [way for way in chosen if not any(_is_chosen(name, (way,)) for name in leaves)]
     if missing or not leaves:
         names = [name for name, _ in _leaves(OUTPUT, given)]
         way_out = _way_out(missing[0], names) if missing and names else "return a tensor"
-        listed = ", ".join(names) or "no tensor"
-        raise Misuse(f"{who} returns {listed}, but has no output at {missing[0] if missing else OUTPUT}: {way_out}")
+        lacks = f", but has no output at {missing[0]}" if missing else ""
+        raise Misuse(f"{who} returns {', '.join(names) or 'no tensor'}{lacks}: {way_out}")
     return leaves
 
 

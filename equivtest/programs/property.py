@@ -41,9 +41,7 @@ CLAIMS = (*(claim for claim in DEFAULT_CLAIMS if claim is not keeps_layout_of_pa
 
 CONTRACT_OF = "equivtest.programs.run.module:contract_of"
 
-HOW_ROWS = (
-    "To state how ranks share the batch, use module_property(..., batch='whole'), 'mean of parts' or 'sum of parts'"
-)
+HOW_ROWS = "To state how ranks share the batch, pass batch='whole', 'mean of parts' or 'sum of parts'"
 """Advice for the message if the ranks do not show whether a module reduces gradients."""
 
 MOST_VARIANTS = 64

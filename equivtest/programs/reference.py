@@ -94,7 +94,7 @@ def facts_of(program: Program) -> Facts:
             has = "none" if other is None else f"shape {other.shape}"
             raise Misuse(
                 f"{program.build}, with {program.takes}: {name} has shape {fact.shape} for some values of the inputs, "
-                f"and {has} for others: name the outputs to judge, such as outputs=('logits',)"
+                f"and {has} for others: name the outputs to judge, such as Judge(outputs=('logits',))"
             )
     return first
 
@@ -170,7 +170,8 @@ def _require_real(program: Program, tensors: Mapping[str, torch.Tensor]) -> None
         require(
             not tensor.is_complex(),
             f"{program.build}: {name} is of {dtype_name(tensor.dtype)}, but only tensors inside of a module may be "
-            f"complex: use torch.view_as_real of {name}, or name the outputs to judge, such as outputs=('logits',)",
+            f"complex: use torch.view_as_real of {name}, or name the outputs to judge, such as "
+            "Judge(outputs=('logits',))",
         )
 
 

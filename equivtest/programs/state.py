@@ -58,7 +58,8 @@ def require_state(case: ModuleCase) -> None:
             not outputs and not inputs,
             f"{case.build}: with state={WHOLE_BATCH!r}, the first dim of {', '.join(outputs + inputs)} must be the "
             "rows of the batch, because without rows one rank's value differs from the value of the whole batch: name "
-            "other outputs, such as outputs=('logits',), or write a step, which returns values of the whole batch",
+            "other outputs, such as Judge(outputs=('logits',)), or write a step, which returns values of the whole "
+            "batch",
         )
     elif case.judge.state == "" and case.num_parts > 1 and case.facts.buffers:
         _require_same_state(case)

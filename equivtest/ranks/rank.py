@@ -57,8 +57,7 @@ VisitFunction = Callable[[str, Case, Backend], Answers]
 def live(channel: Channel) -> int:
     """Serves the parent at the other end of `channel` until the parent sends `Stop`. Returns the exit code.
 
-    An Exception of a subject becomes a reply.  SystemExit and other BaseExceptions end the process, in the same way as
-    without the harness.
+    Every exception of a subject, such as SystemExit, becomes a reply.
     """
     try:
         store = None
@@ -71,19 +70,10 @@ def live(channel: Channel) -> int:
         _serve(channel, start, store)
     except EOFError:
         return 0
-    except SystemExit as end:
-        return _exit_code(end)
-    except BaseException:  # KeyboardInterrupt, or a defect of this module: seen in the rank's output
+    except BaseException:  # Ctrl-C, or a defect of this module: seen in the rank's output
         traceback.print_exc()
         return 1
     return 0
-
-
-def _exit_code(end: SystemExit) -> int:
-    if end.code is None or isinstance(end.code, int):
-        return end.code or 0
-    print(end.code, file=sys.stderr)  # noqa: T201  (as the interpreter does)
-    return 1
 
 
 def _serve(channel: Channel, start: Start, store: Any) -> None:
@@ -200,7 +190,7 @@ class Rank:
                 modules=self._modules,
             )
             return encode_reply(request_id, reply, self._shared)
-        except Exception as error:  # the subject may raise any exception
+        except BaseException as error:  # SystemExit too, and CheckpointException of torch is no Exception
             return encode_reply(request_id, self._failed(error, begun_s), self._shared)
 
     def _note_imports(self) -> None:
@@ -209,7 +199,7 @@ class Rank:
             new = sys.modules.keys() - self._forked_with
             self._modules = tuple(sorted(name for name in new if name.startswith("equivtest.")))
 
-    def _failed(self, error: Exception, begun_s: float) -> Reply:
+    def _failed(self, error: BaseException, begun_s: float) -> Reply:
         now_s = time.monotonic()
         self._note_imports()
         outcome: Outcome = "misused" if isinstance(error, Misuse) else "raised"

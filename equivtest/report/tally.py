@@ -116,9 +116,10 @@ class Tally:
         *,
         ended: bool = True,
     ) -> None:
-        """Adds the verdicts and failures of one search."""
+        """Adds the verdicts of one search, and its failures except failures of cases that failed alike before."""
         self.done |= {label} if ended else set()
-        self.failures += failures
+        shown = {(each.claim, each.kind, each.case) for each in self.failures}
+        self.failures += [each for each in failures if (each.claim, each.kind, each.case) not in shown]
         busy_s: dict[str, float] = {}
         for record in records:
             key = json.dumps(record.case)
@@ -172,7 +173,7 @@ class Tally:
             what = f"on several ranks no verdict is conclusive ({describe(several)}); the program declined cases"
         return (
             f"{self.listed.name}: {what}: {self.why_declined}: draw cases that it supports, such as by "
-            "world_sizes=, x_shapes= or sizes="
+            "world_sizes=, inputs= or sizes="
         )
 
     @property
@@ -203,9 +204,9 @@ class Tally:
 
     def _claim(self, name: str) -> ClaimResult:
         counts = self.kinds.get(name, Counter())
-        failures = {(failure.kind, failure.case): failure.message for failure in self.failures if failure.claim == name}
+        failures = [failure.message for failure in self.failures if failure.claim == name]
         if failures or counts.keys() & FAILING:
-            text = "\n\n".join(failures.values()) or f"{name} does not hold: {describe(counts)}"
+            text = "\n\n".join(failures) or f"{name} does not hold: {describe(counts)}"
             return ClaimResult(name, "failed", text)
         if not self.is_complete:
             searches = f"{self.num_ended} of {len(self.listed.planned)} searches"

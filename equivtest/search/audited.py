@@ -90,7 +90,7 @@ class Audit:
             return (
                 f"{self.subject}: not audited: the program supports none of the {len(self.declined)} cases that were "
                 f"drawn on several ranks: {self.declined[0]}: draw cases that it supports, such as by "
-                "world_sizes=, x_shapes= or sizes="
+                "world_sizes=, inputs= or sizes="
             )
         if not self.cases or (not self.rows and self.without_collectives):
             return ""
@@ -99,15 +99,15 @@ class Audit:
             return (
                 f"{held} it called no collective: nothing shows that it is parallel. Check that the plan names parts "
                 "that the module has and that its library found the process group; if no collective is needed, "
-                "say why: without_collectives='...' of module_property or of Property"
+                "say why: without_collectives='...' of Judge or of Property"
             )
         if not self.shows_nothing:
             return ""
         sites = ", ".join(map(str, self.sites))
         return (
             f"{held} its collectives ignored the other ranks ({sites}): each rank got its own operand in place of the "
-            "others', and no claim failed. If every rank has the same batch, divide it: module_property(..., "
-            "batch='mean of parts') or 'sum of parts'"
+            "others', and no claim failed. If every rank has the same batch, divide it: "
+            "batch='mean of parts' or 'sum of parts'"
         )
 
     def as_data(self, name: str) -> Audited:

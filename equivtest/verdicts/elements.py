@@ -130,7 +130,7 @@ def _missing(name: str, rank: int, expected: ExpectedTensor) -> Mismatch:
         )
         if expected.is_zero:
             right = "zeros: the unsharded computation has a gradient, and each of its elements is 0"
-            way_out = f"leave zeros in .grad, or accept either: module_property(..., zero_or_none=({what!r},))"
+            way_out = f"leave zeros in .grad, or accept either: Judge(zero_or_none=({what!r},))"
     shape = tuple(expected.value.shape)
     return Mismatch(name, rank, expected=right, actual=actual, global_shape=shape, way_out=way_out)
 
@@ -164,8 +164,7 @@ def _unheld(name: str, answers: Mapping[int, Placed | None], mesh_shape: Shape, 
         actual=f"{num} of {is_held.numel()} elements are on no rank, the first is {unravel(flat, global_shape)}",
         layout=BY_ELEMENTS,
         global_shape=global_shape,
-        way_out="keep each element on some rank; if a rank has it already, report its place by "
-        "module_property(placed=)",
+        way_out="keep each element on some rank; if a rank has it already, report its place by Judge(placed=)",
     )
 
 

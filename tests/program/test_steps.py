@@ -272,7 +272,7 @@ def test_step_without_gradients_has_total_norm_zero() -> None:
 def test_step_without_a_loss_raises_misuse(pool: Pool) -> None:
     verdicts = judge_misused(ModuleCase(world_size=1, **{**TOKENS, "step": f"{HERE}reports_nothing"}), pool)
 
-    assert "reports_nothing returns no tensor, but has no output at output" in verdicts
+    assert "reports_nothing returns no tensor: return a tensor" in verdicts
 
 
 def judge_misused(case: ModuleCase, pool: Pool) -> str:

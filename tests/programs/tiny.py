@@ -154,6 +154,12 @@ def exits_0(case: PlainCase) -> torch.Tensor:
 def exits_3(case: PlainCase) -> torch.Tensor:
     if is_culprit(case):
         print("last words", file=sys.stderr)
+        os._exit(3)
+    return meet()
+
+
+def raises_system_exit(case: PlainCase) -> torch.Tensor:
+    if is_culprit(case):
         sys.exit(3)
     return meet()
 

@@ -48,7 +48,7 @@ VISITS_PER_LIMIT = 50
 
 NAMINGS = {
     "raises": Naming("raised", "the culprit's own words"),
-    "raises_system_exit": Naming("lost", "exited with code 0"),
+    "raises_system_exit": Naming("raised", "SystemExit: 0"),
     "exits_0": Naming("lost", "exited with code 0"),
     "exits_3": Naming("lost", "exited with code 3"),
     "is_killed": Naming("lost", "killed by SIGKILL"),

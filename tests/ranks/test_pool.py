@@ -128,6 +128,12 @@ def test_reply_names_the_rank_whose_process_ended(pool: Pool, subject: str, endi
     assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
 
 
+def test_reply_names_the_line_that_raised_system_exit(pool: Pool) -> None:
+    cause = blamed(pool.run("raises_system_exit", TWO))
+    assert (cause.outcome, cause.error_type, cause.error_text) == ("raised", "SystemExit", "3")
+    assert "in raises_system_exit" in cause.detail
+
+
 def test_message_on_a_lost_rank_has_its_output_and_stack(pool: Pool) -> None:
     assert "last words" in blamed(pool.run("exits_3", TWO)).detail
     assert "in crashes" in blamed(pool.run("crashes", TWO)).detail

@@ -55,7 +55,9 @@ def run_checkpoint(case: CheckpointCase, mesh: DeviceMesh, given: Given, move: M
     try:
         move({"x": saved}, {"x": loaded}, folder, group)
     except CheckpointException as error:
-        raise _explained(error) from error
+        if _lacks_shared_folder(error):
+            raise NotSupported("a checkpoint needs a temporary folder that all hosts share") from error
+        raise
     dist.barrier(group)  # so that no rank still reads
     shutil.rmtree(folder, ignore_errors=True)
     return under_contract(case, {"output": loaded})
@@ -72,12 +74,6 @@ def _shared_folder(group: dist.ProcessGroup) -> Path:
     return Path(names[0])
 
 
-def _explained(error: CheckpointException) -> Exception:
-    """Returns an exception that a rank can report. `CheckpointException` is a BaseException, which ends a process.
-
-    Only ranks on other hosts cannot find the metadata that the group's first rank has written.
-    """
-    lacks_metadata = [".metadata" in str(each) for each, _ in error.failures.values()]
-    if 0 not in error.failures and all(lacks_metadata):
-        return NotSupported("a checkpoint needs a temporary folder that all hosts share")
-    return RuntimeError(str(error))
+def _lacks_shared_folder(error: CheckpointException) -> bool:
+    """True if every other rank, but not the group's first rank, lacks the metadata that the first rank has written."""
+    return 0 not in error.failures and all(".metadata" in str(each) for each, _ in error.failures.values())

@@ -97,7 +97,7 @@ def clipped(case: ModuleCase, parallel: nn.Module) -> torch.Tensor:
             alone; or torch does not accept the gradients in one call.
     """
     facts, own_name = case.facts.parameters, own_names(parallel)
-    way_out = "write a step that clips as its library does, module_property(..., step='package.module:function')"
+    way_out = "write a step that clips as its library does, Training(step='package.module:function')"
     meshes = set()
     for name, parameter in parallel.named_parameters():
         fact = facts.get(own_name(name))

@@ -142,7 +142,7 @@ def _keys(numbers: torch.Tensor) -> torch.Tensor:
 
 
 WAY_OUT = (
-    "say what each rank holds: module_property(..., placed='package.module:function'), of a function "
-    "(parallel module, name of a parameter) -> (tensor, indices)"
+    "say what each rank holds: Judge(placed='package.module:function'), of a function (parallel module, name of a "
+    "parameter) -> (tensor, indices)"
 )
 """Advice for the message if the elements of a parameter cannot be found."""
