@@ -85,7 +85,7 @@ def _can_show(defect: Defect, case: Case) -> bool:
 
 def rejects(prop: Property, known: KnownFailures, case: Case, pool: Pool) -> bool:
     """True if some claim fails on the case, except by a known failure."""
-    replies = pool.run(prop.subject, case, keep_if_all_raised=bool(case.refusal))
+    replies = pool.run(prop.subject, case)
     verdicts = judge_replies(prop.subject, case, replies, prop.claims)
     return any(each.failed and not known.match(each.subject, each.claim, each.case, each.kind) for each in verdicts)
 

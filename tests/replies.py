@@ -124,7 +124,6 @@ class StubPool:
     Attributes:
         limits_s: limit_s of each single run.
         searched_s, watched_s: limit_s of the last search, and of the last watched visit.
-        kept: (keep_if_all_raised, grace_s) of each single run.
         renewed: World sizes whose ranks had to be replaced, in order.
     """
 
@@ -135,7 +134,6 @@ class StubPool:
         self.limits_s: list[float | None] = []
         self.searched_s: float | None = None
         self.watched_s: float | None = None
-        self.kept: list[tuple[bool, float | None]] = []
         self.renewed: list[int] = []
 
     def run(
@@ -144,12 +142,10 @@ class StubPool:
         case: Case,
         *,
         limit_s: float | None = None,
-        keep_if_all_raised: bool = False,
-        grace_s: float | None = None,
+        may_raise: bool = False,
     ) -> list[Reply]:
         self.seen.append(case)
         self.limits_s.append(limit_s)
-        self.kept.append((keep_if_all_raised, grace_s))
         return self.answer(case)
 
     def watch(self, subject: str, case: Case, folder: str, limit_s: float) -> list[Reply]:

@@ -27,7 +27,7 @@ class Ranks:
     def run(self, subject: str, case: Case, *, limit_s: float = limits.CASE_S) -> Sequence[Reply]:
         """Runs `subject` on `case` on all ranks and returns one reply per rank, in rank order."""
         require_limit(limit_s)
-        return pool_of(self._config).run(subject, case, limit_s=limit_s, keep_if_all_raised=bool(case.refusal))
+        return pool_of(self._config).run(subject, case, limit_s=limit_s)
 
     def check(
         self,

@@ -37,6 +37,7 @@ class _Outstanding:
         subject, fault, watch: Arguments of `World.start_visit`, to send the visit again.
         known: Results of the probes of collectives in the case's dtypes.
         ended: The failed probe, if the visit was not sent because a probe hung or ended a rank on this world size.
+        may_raise: Same as in `Pool.run`.
     """
 
     subject: str
@@ -47,17 +48,19 @@ class _Outstanding:
     request_id: int = 0
     known: tuple[Support, ...] = ()
     ended: Finding | None = None
+    may_raise: bool = False
 
     @property
     def cut_off(self) -> str:
         return "" if self.world is None else self.world.cut_off
 
-    def wait(self, limit_s: float | None, *, keep_if_all_raised: bool, grace_s: float | None) -> list[Reply]:
+    def wait(self, limit_s: float | None) -> list[Reply]:
         if self.ended is not None:
             return ended_by(self.ended, self.case.num_processes)
         assert self.world is not None
-        keep = keep_if_all_raised or any(support.refused for support in self.known)
-        replies = self.world.wait(self.request_id, limit_s, keep_if_all_raised=keep, grace_s=grace_s)
+        refuses = bool(self.case.refusal) or any(support.refused for support in self.known)
+        grace_s = limits.REFUSAL_GRACE_S if refuses else limits.GRACE_S
+        replies = self.world.wait(self.request_id, limit_s, grace_s, keep_if_all_raised=refuses or self.may_raise)
         judged = as_supported(self.known, replies)
         if first_cause(judged) is not None and first_cause(replies) is None:  # ranks may be at different points
             self.world.kill()
@@ -135,8 +138,7 @@ class Pool:
         case: Case,
         *,
         limit_s: float | None = None,
-        keep_if_all_raised: bool = False,
-        grace_s: float | None = None,
+        may_raise: bool = False,
         fault: Fault | None = None,
     ) -> list[Reply]:
         """Runs `subject` on `case` on all ranks and returns one reply per rank, in rank order.
@@ -144,8 +146,8 @@ class Pool:
         Args:
             limit_s: Seconds that the ranks may take. If None, this is limits.CASE_S. On the CPU more than MANY_RANKS
                 ranks get more time.
-            keep_if_all_raised: True for a case that should be refused. The ranks stay alive if each of them raised.
-            grace_s: Seconds that the other ranks have after the first failure. If None, see `World.wait`.
+            may_raise: True if the ranks stay alive after each of them raised within limits.GRACE_S. After a case that
+                should be refused they stay alive anyway, if each of them raised within limits.REFUSAL_GRACE_S.
             fault: Fault to plant in one collective. With a fault, the case runs in a separate world, whose process
                 groups record calls. If None, the case runs on the bare backend.
 
@@ -153,31 +155,24 @@ class Pool:
             BrokenSetup: ranks cannot start.
             Misuse: the pool is closed, or belongs to another process.
         """
-        begun = self._begin(subject, case, fault)
-        return self._finish(begun, limit_s, keep_if_all_raised=keep_if_all_raised, grace_s=grace_s)
+        return self._finish(replace(self._begin(subject, case, fault), may_raise=may_raise), limit_s)
 
     def watch(self, subject: str, case: Case, folder: str, limit_s: float) -> list[Reply]:
         """Runs `case` like `run`, and makes each rank write its operations and collectives to a file in `folder`."""
         return self._finish(self._begin(subject, case, NO_FAULT, folder), limit_s)
 
-    def _finish(
-        self,
-        outstanding: _Outstanding,
-        limit_s: float | None,
-        *,
-        keep_if_all_raised: bool = False,
-        grace_s: float | None = None,
-    ) -> list[Reply]:
+    def _finish(self, outstanding: _Outstanding, limit_s: float | None) -> list[Reply]:
         """Waits for the replies to a visit and returns them. Repeats a visit during which ranks lost their host."""
         case = outstanding.case
         limit_s = self._visit_limit_s(limits.CASE_S if limit_s is None else limit_s, case.num_processes)
         try:
-            replies = outstanding.wait(limit_s, keep_if_all_raised=keep_if_all_raised, grace_s=grace_s)
+            replies = outstanding.wait(limit_s)
             for _ in range(limits.HOST_TRIES - 1):
                 if not outstanding.cut_off:
                     break
-                outstanding = self._begin(outstanding.subject, case, outstanding.fault, outstanding.watch)
-                replies = outstanding.wait(limit_s, keep_if_all_raised=keep_if_all_raised, grace_s=grace_s)
+                again = self._begin(outstanding.subject, case, outstanding.fault, outstanding.watch)
+                outstanding = replace(again, may_raise=outstanding.may_raise)
+                replies = outstanding.wait(limit_s)
             self._modules.update(*(reply.modules for reply in replies))
             for file in {file for reply in replies for file in reply.imported} - self.code.keys():
                 self.code[file] = digest_of(file)
@@ -191,8 +186,7 @@ class Pool:
     ) -> Iterator[tuple[Case, list[Reply]]]:
         """Yields each case with its replies, in order.
 
-        The ranks already run the next case while the caller judges the replies of a case. If every rank raises for a
-        case that should be refused (`case.refusal`), the ranks stay alive.
+        The ranks already run the next case while the caller judges the replies of a case.
         """
         remaining = iter(cases)
         case = next(remaining, None)
@@ -201,7 +195,7 @@ class Pool:
             while outstanding is not None:
                 following = next(remaining, None)
                 done = outstanding
-                replies = self._finish(done, limit_s, keep_if_all_raised=bool(done.case.refusal))
+                replies = self._finish(done, limit_s)
                 outstanding = None
                 if following is not None:
                     outstanding = self._begin(subject, following)

@@ -166,25 +166,22 @@ class World:
     def wait(
         self,
         request_id: int,
-        limit_s: float | None = None,
+        limit_s: float | None,
+        grace_s: float,
         *,
-        keep_if_all_raised: bool = False,
-        grace_s: float | None = None,
+        keep_if_all_raised: bool,
     ) -> list[Reply]:
         """Waits for the replies to a request of `start_visit`. Returns one reply per rank, in rank order.
 
         The method never waits for ever. If a rank is silent `limit_s` seconds from now (by default CASE_S), or
-        `grace_s` seconds after the first failure (by default GRACE_S), the rank has timed out. After any failure all
+        `grace_s` seconds after the first failure, the rank has timed out. After any failure all
         ranks are ended. Their directories may still exist when the method returns. `kill` waits for the removal of the
         directories.
 
         Args:
-            keep_if_all_raised: True for a case that should be refused. The ranks stay alive if each rank raised within
-                `grace_s`, whose default is then REFUSAL_GRACE_S, and a probe shows that the ranks are at the same
-                point.
+            keep_if_all_raised: True if the ranks stay alive after each of them raised within `grace_s`, and a probe
+                shows that they are at the same point.
         """
-        if grace_s is None:
-            grace_s = limits.REFUSAL_GRACE_S if keep_if_all_raised else limits.GRACE_S
         self._begun.discard(request_id)
         replies = self._await_replies(request_id, limits.CASE_S if limit_s is None else limit_s, grace_s)
         if first_cause(replies) is None:
@@ -209,7 +206,7 @@ class World:
         request_id = next(self._ids)
         self._noun = "rank"
         self._send(Support(request_id, collective, dtype))
-        replies = self.wait(request_id, limit_s, keep_if_all_raised=True, grace_s=limits.PROBE_GRACE_S)
+        replies = self.wait(request_id, limit_s, limits.PROBE_GRACE_S, keep_if_all_raised=True)
         if self.cut_off:
             raise HostLost(self.cut_off)
         return conclude(collective, dtype, replies)

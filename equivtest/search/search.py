@@ -257,7 +257,7 @@ class Searching:
         limit_s = self.prop.limit_s
         if kind == "timed_out":
             limit_s = limits.in_proportion(limits.SHRINK_CASE_S, limit_s)
-        replies = self.pool.run(self.prop.subject, case, limit_s=limit_s, keep_if_all_raised=bool(case.refusal))
+        replies = self.pool.run(self.prop.subject, case, limit_s=limit_s)
         said, told = silence(limit_s), silence(limit_s) + _of_tries(limit_s, self.prop.limit_s)
         return [replace(reply, detail=reply.detail.replace(said, told, 1)) for reply in replies]
 

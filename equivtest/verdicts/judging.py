@@ -122,8 +122,7 @@ def judge(
 
     Args:
         subject, claims, limit_s: Same as in `check`.
-        may_raise: True if the ranks stay alive after each of them raised within limits.GRACE_S. After a refused case
-            the ranks stay alive anyway.
+        may_raise: Same as in `Pool.run`.
 
     Raises:
         Misuse: the subject is unknown or breaks its contract with the harness, or limit_s is invalid.
@@ -131,9 +130,7 @@ def judge(
     require_limit(limit_s)
     if not subject.isprintable():
         raise Misuse(f"a subject must be a short name or package.module:function, got {subject!r}")
-    keep = may_raise or bool(case.refusal)
-    grace_s = None if case.refusal else limits.GRACE_S
-    replies = pool.run(subject, case, limit_s=limit_s, keep_if_all_raised=keep, grace_s=grace_s)
+    replies = pool.run(subject, case, limit_s=limit_s, may_raise=may_raise)
     verdicts = judge_replies(subject, case, replies, claims, load_arithmetics(pool.backend.arithmetic))
     return [replace(verdict, limit_s=limit_s) for verdict in verdicts]
 

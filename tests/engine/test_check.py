@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from equivtest.base import limits
 from equivtest.errors import BrokenSetup, Inconclusive
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
@@ -137,13 +136,6 @@ def test_check_applies_only_the_refusal_claim_to_a_case_that_must_be_refused() -
     pool = stub([raised(rank) for rank in range(3)])
 
     assert [verdict.claim for verdict in check("mine", REFUSED, pool)] == ["refuses"]
-    assert pool.kept == [(True, None)]
-
-
-def test_known_exception_keeps_the_ranks_that_all_raise_at_once() -> None:
-    pool: Any = StubPool()
-    judge("mine", LINEAR, pool, may_raise=True)
-    assert pool.kept == [(True, limits.GRACE_S)]
 
 
 def test_case_that_must_be_refused_fails_if_the_ranks_answer() -> None:

@@ -12,7 +12,6 @@ from unittest.mock import Mock, patch
 
 import pytest
 
-from equivtest.base import limits
 from equivtest.cases.case import Case
 from equivtest.cases.picks import Drawing
 from equivtest.property import Space
@@ -55,16 +54,13 @@ def sample_of(entry: KnownFailure) -> list[Case]:
 
 def kinds_of(subject: str, case: Case, pool: Pool) -> set[str]:
     """Returns the kinds of a run's verdicts; ranks that all raised live on, as new ones take ten times as long."""
-    replies = pool.run(subject, case, keep_if_all_raised=True)
+    replies = pool.run(subject, case, may_raise=True)
     return {verdict.kind for verdict in judge_replies(subject, case, replies)}
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
-def test_known_failure_excludes_at_most_one_case_in_ten_that_would_hold(
-    entry: KnownFailure, pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "REFUSAL_GRACE_S", limits.GRACE_S)  # a peer may wait for the rank that raised
+def test_known_failure_excludes_at_most_one_case_in_ten_that_would_hold(entry: KnownFailure, pool: Pool) -> None:
     sample = sample_of(entry)
 
     hold = [case for case in sample if entry.kind not in kinds_of(entry.subject, case, pool)]

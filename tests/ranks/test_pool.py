@@ -273,13 +273,13 @@ def test_running_cases_does_not_change_the_environment_of_the_parent(pool: Pool)
 
 def test_processes_are_kept_after_an_expected_error_on_every_rank(pool: Pool) -> None:
     before = pids(pool)
-    assert outcomes(pool.run("raises_everywhere", TWO, keep_if_all_raised=True)) == ["raised"] * 2
+    assert outcomes(pool.run("raises_everywhere", TWO, may_raise=True)) == ["raised"] * 2
     assert pids(pool) == before
 
 
 def test_processes_are_replaced_if_a_rank_left_a_collective_unfinished(pool: Pool) -> None:
     before = pids(pool)
-    assert outcomes(pool.run("raises_out_of_step", TWO, keep_if_all_raised=True)) == ["raised"] * 2
+    assert outcomes(pool.run("raises_out_of_step", TWO, may_raise=True)) == ["raised"] * 2
     assert not set(pids(pool)) & set(before)
 
 
