@@ -6,14 +6,12 @@ A block of Python begins with the path of its file; all of them are written into
 from __future__ import annotations
 
 import importlib
-import os
 import pkgutil
 import re
 import runpy
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,7 +40,6 @@ OTHER_COMMANDS = (
     "pytest -n auto -p equivtest.options",
     "torchrun --nproc-per-node",
 )
-LIMIT_S = 300  # a run of a fetch takes ten seconds alone
 
 WRONG = """
 import torch
@@ -301,17 +298,8 @@ def test_each_wrong_fetch_of_the_documents_prints_the_documented_message(folder:
 
 
 @pytest.mark.ranks
-def test_example_module_of_the_documents_passes(folder: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "equivtest.cli", "run", *CHEAP, "test_block.py"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-    )
-    outcome = Outcome(ended.returncode, ended.stdout + ended.stderr)
+def test_example_module_of_the_documents_passes(folder: Path, command: Command) -> None:
+    outcome = in_process(folder, command, "run", *CHEAP, "test_block.py")
 
     assert outcome.code == 0 and outcome.shows(shown(FIRST_PROGRAM, "0 failed, 0 known", "of 5 claims")), outcome.text
 
