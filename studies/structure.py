@@ -8,6 +8,7 @@ into a module that the path has left.
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import sys
 from collections import Counter
@@ -75,6 +76,20 @@ def num_floors(arrows: Mapping[str, Iterable[str]]) -> int:
     return max(height(name, frozenset()) for name in arrows)
 
 
+@functools.cache
+def _functions_and_origins(
+    package: Path,
+) -> tuple[dict[tuple[str, str], ast.FunctionDef], dict[str, dict[str, tuple[str, str]]]]:
+    trees = {_name_of(path.relative_to(package)): ast.parse(path.read_text()) for path in package.rglob("*.py")}
+    functions = {
+        (module, node.name): node
+        for module, tree in trees.items()
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+    }
+    return functions, {module: dict(_origins_in(tree)) for module, tree in trees.items()}
+
+
 class Walk:
     """Follows a value through the package, into each function that the value, or a result computed from it, enters.
 
@@ -85,14 +100,7 @@ class Walk:
     """
 
     def __init__(self, package: Path) -> None:
-        trees = {_name_of(path.relative_to(package)): ast.parse(path.read_text()) for path in package.rglob("*.py")}
-        self._functions = {
-            (module, node.name): node
-            for module, tree in trees.items()
-            for node in tree.body
-            if isinstance(node, ast.FunctionDef)
-        }
-        self._origins = {module: dict(_origins_in(tree)) for module, tree in trees.items()}
+        self._functions, self._origins = _functions_and_origins(package)
         self._seen: set[tuple[str, str]] = set()
         self.modules: list[str] = []
 
