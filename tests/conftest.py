@@ -18,7 +18,7 @@ torch.set_num_threads(1)  # the others would wait for work in a loop, see `equiv
 gc.set_threshold(50_000)  # a search makes so many short-lived objects that a tenth of its time went into looking
 
 
-LONG = ("data_parallel", "tensor_parallel", "sequence_parallel", "steps")
+LONG = ("module", "data_parallel", "steps")
 """Files of properties that take half a minute or more, and would be among the last."""
 
 
