@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from equivtest.base import limits
 from equivtest.base.functions import load_file
 from equivtest.programs import checking
 from equivtest.ranks.pool import Pool
@@ -18,6 +20,8 @@ FILES = sorted(FOLDER.glob("test_*.py"))
 
 @pytest.fixture(params=FILES, ids=lambda file: file.stem.removeprefix("test_"))
 def report(request: pytest.FixtureRequest, pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    monkeypatch.setattr(limits, "SHRINK_CASE_S", 1.0)  # one wrong program hangs
+    monkeypatch.setattr(limits, "SHRINK_S", 15.0)
     monkeypatch.setitem(checking._pools, pool.backend, pool)
     monkeypatch.chdir(tmp_path)
     return load_file(str(request.param))
@@ -25,7 +29,7 @@ def report(request: pytest.FixtureRequest, pool: Pool, monkeypatch: pytest.Monke
 
 @pytest.mark.ranks
 def test_wrong_program_of_each_report_fails_and_its_right_program_passes(report: ModuleType) -> None:
-    wrong = report.test_wrong.check(world_sizes=(1, 2), audit=False)
+    wrong = replace(report.test_wrong, limit_s=10.0).check(world_sizes=(1, 2), audit=False)
     right = report.test_right.check(world_sizes=(2,), audit=False)
 
     [expected] = re.findall("`test_wrong` prints: (.*)", report.__doc__ or "")
