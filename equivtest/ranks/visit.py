@@ -6,8 +6,9 @@ The module creates the rank's local tensors, runs the subject, and collects the 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import chdir, nullcontext
 from dataclasses import replace
 
 import torch
@@ -60,7 +61,7 @@ def visit_draw(function: Subject, case: Case, index: int, mesh: DeviceMesh) -> A
     records = case.records and all(map(is_recordable, mesh.get_all_groups()))
     recorder = Recorder(mesh.mesh.flatten().tolist()) if records else None
     faults.begin()
-    with recorder or nullcontext(), faults.operations():
+    with recorder or nullcontext(), faults.operations(), chdir(os.curdir):  # goes back if the subject leaves it
         returned = function(case, mesh, given)
     answers, flags = take_answers(case, returned)
     found = faults.called() if recorder is None else tuple(recorder.found)

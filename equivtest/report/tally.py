@@ -212,7 +212,8 @@ class Tally:
             searches = f"{self.num_ended} of {len(self.listed.planned)} searches"
             return ClaimResult(name, "skipped", f"not finished: {searches} ended")
         if not counts:
-            where = f", since none can be judged in {', '.join(sorted(self.left_out))}" if self.left_out else ""
+            is_cause = self.left_out and not self.layouts
+            where = f", since none can be judged in {', '.join(sorted(self.left_out))}" if is_cause else ""
             return ClaimResult(name, "skipped", f"not run: no case was judged{where}")
         if counts["holds"] and (why := self.unshown or self.none_supported):
             return ClaimResult(name, "skipped", f"shows nothing: {why}")

@@ -200,6 +200,17 @@ def test_result_of_a_claim_has_an_outcome_and_counts_of_verdicts(counted: Tally,
     assert (result.outcome, result.text) == (outcome, text)
 
 
+def test_claim_without_a_case_names_left_out_dtypes_only_if_no_case_was_judged() -> None:
+    counted = tally(record(verdicts={"equals_unsharded": "holds"})), tally()
+    for each in counted:
+        each.left_out["bfloat16"] = ""
+
+    assert [each.claims()[1].text for each in counted] == [
+        "not run: no case was judged",
+        "not run: no case was judged, since none can be judged in bfloat16",
+    ]
+
+
 def test_failing_claim_does_not_change_the_report_of_another_claim() -> None:
     assert tally(of_kind("value")).claims()[1].outcome == "passed"
 

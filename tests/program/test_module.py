@@ -187,6 +187,19 @@ def test_naming_the_output_of_a_module_with_one_output_raises_misuse() -> None:
         case_of(outputs=("logits",))
 
 
+def test_lazy_module_raises_misuse() -> None:
+    with pytest.raises(Misuse, match="lazy: parameter weight has no shape yet: run the module once in build"):
+        case_of("lazy", "whole")
+
+
+def test_module_that_casts_to_a_fixed_dtype_is_drawn_on_real_values_in_this_dtype() -> None:
+    """The proof that integers are exact runs the module in float64, where torch refuses the product."""
+    prop = module_property(HERE + "in_float16", HERE + "whole", ((2, 3),))
+    cases = drawn(prop.cases(Space((2,), limits.DTYPES)), 20)
+
+    assert {(case.dtype, mode) for case in cases for mode, _ in case.values} == {("float16", "real")}
+
+
 @pytest.mark.parametrize("x_shapes", [(2, 3), (), 5])
 def test_single_shape_in_place_of_a_list_is_refused(x_shapes: Any) -> None:
     with pytest.raises(Misuse, match=r"x_shapes must hold at least one shape, .* got "):

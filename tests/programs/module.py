@@ -34,6 +34,21 @@ def tied() -> nn.Module:
     return Tied()
 
 
+def lazy() -> nn.Module:
+    return nn.LazyLinear(2)
+
+
+class InFloat16(nn.Linear):
+    """Casts its input to float16, so that it accepts no other dtype."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.half())
+
+
+def in_float16() -> nn.Module:
+    return InFloat16(3, 2)
+
+
 def norm() -> nn.Module:
     return nn.LayerNorm(3)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -261,3 +262,14 @@ def test_copy_of_a_dtensor_keeps_its_layout_without_a_collective(placement: Plac
         assert copy.placements == (placement,) and copy.shape == held.shape and asked.get_total_counts() == 0
         held.to_local().zero_()
         assert copy.to_local().equal(X)
+
+
+def test_folder_that_a_subject_leaves_is_the_current_folder_again() -> None:
+    def subject(case: Case, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]) -> dict[str, Placed]:
+        os.chdir("/")
+        return {}
+
+    before = os.getcwd()
+    with as_rank(0, (3,)) as mesh:
+        visit_draw(subject, LINEAR, 0, mesh)
+        assert os.getcwd() == before

@@ -87,7 +87,7 @@ def _bits_of(case: ModuleCase, variant: int, whole_numbers: Sequence[str]) -> in
         raise ReferenceRefuses(
             f"{case.build}: the unsharded module, in {case.dtype}, with {case.takes},", error
         ) from error
-    except InexactData as error:
+    except (InexactData, RuntimeError) as error:  # torch raises RuntimeError if the module casts x to a fixed dtype
         raise Misuse(
             f"{case.build}: with {case.takes}, on integers up to {case.arguments.largest} in {case.dtype}, on "
             f"{case.world_size} ranks, results may be rounded: {error}{places.refused}: take smaller sizes or "
