@@ -48,3 +48,16 @@ norm_of_groups_by_root = clipped("grouped_with_empty_shards", "over_meshes", "by
 
 # An infinity on one rank alone, the last, keeps every rank from its update.
 scaled_step = clipped("divided_first", "on_one_mesh", "scaled", 2, world_sizes=FULL)
+
+# Each optimizer as a loop and by lists of tensors or a kernel, on DTensors and, on four ranks, their empty shards; the
+# unsharded module is trained by the loop.  Updates in 16 bits are too small to be seen.
+every_optimizer = module_property(
+    f"{EXAMPLES}optimizers:many_trained",
+    f"{EXAMPLES}plans:fully_sharded",
+    x_shapes=[(5, 2)],
+    options={"options": ("plain", "varied"), "loops": (True, False)},
+    optimizer=f"{EXAMPLES}optimizers:by_all",
+    conclusive_dtypes=("float32", "float64"),
+    batch="mean of parts",
+    world_sizes=(2, 4),
+)

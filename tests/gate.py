@@ -27,7 +27,7 @@ KNOWN = KnownFailures.load(SHIPPED)
 
 def property_of(defect: Defect) -> Property:
     """Returns the shipped property that must reject the defect."""
-    build, parallelize = (getattr(defect.smallest, name, "") for name in ("build", "parallelize"))
+    build, parallelize = (getattr(defect.smallest, name, "").partition("(")[0] for name in ("build", "parallelize"))
     return next(
         p
         for p in shipped().values()

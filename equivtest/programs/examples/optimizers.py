@@ -1,0 +1,93 @@
+"""A module that every elementwise optimizer of torch.optim trains, each with a separate parameter.
+
+torch has up to three implementations of an optimizer: a loop over the parameters, calls for lists of parameters
+(foreach), and one kernel (fused).  The unsharded module is trained by the loop.
+
+Source: torch/optim (2.13.0), the options and the implementations of each class.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+BETAS = {"betas": (0.5, 0.75)}
+DECAYED = {"weight_decay": 0.25}
+UNLIKE: dict[str, dict[str, dict[str, Any]]] = {
+    "ASGD": {"plain": {"lambd": 0.25, "alpha": 2.0, "t0": 2.0}, "varied": {**DECAYED, "maximize": True}},
+    "Adadelta": {"plain": {"eps": 0.25}, "varied": {**DECAYED, "eps": 0.25, "maximize": True}},
+    "Adagrad": {"plain": {"lr_decay": 0.25}, "varied": {**DECAYED, "maximize": True}},
+    "Adam": {"plain": {**BETAS, **DECAYED}, "varied": {**BETAS, "amsgrad": True, "maximize": True}},
+    "AdamW": {"plain": {**BETAS, **DECAYED}, "varied": {**BETAS, **DECAYED, "amsgrad": True, "maximize": True}},
+    "Adamax": {"plain": BETAS, "varied": {**BETAS, **DECAYED, "maximize": True}},
+    "NAdam": {"plain": BETAS, "varied": {**BETAS, **DECAYED, "decoupled_weight_decay": True, "momentum_decay": 0.5}},
+    "RAdam": {"plain": {"betas": (0.5, 0.875)}, "varied": {**DECAYED, "betas": (0.5, 0.875), "maximize": True}},
+    "RMSprop": {"plain": {"momentum": 0.5}, "varied": {**DECAYED, "centered": True, "eps": 0.25}},
+    "SGD": {
+        "plain": {**DECAYED, "momentum": 0.5, "dampening": 0.25},
+        "varied": {"momentum": 0.5, "nesterov": True, "maximize": True},
+    },
+}
+"""Optimizer -> name of a set of options -> the options in which it differs from `COMMON`.
+
+ASGD keeps its learning rate in float32, as lr / (1 + lambd * lr * step) ** alpha.  With most options the loop and
+foreach round it differently.  With these the denominator is exact.
+"""
+COMMON = {"lr": 0.125, "eps": 0.125}
+WITHOUT_EPS = frozenset({"ASGD", "SGD"})
+FUSED = "Adam"
+"""The optimizer that is fused, unless `loops` is True.  DTensor has rules for the kernels of Adam and AdamW alone."""
+
+UPDATES = {"RAdam": 6}
+"""Optimizer -> number of its updates in one step, if not 1.  RAdam's sixth update is its first with `eps`."""
+
+
+class ManyTrained(nn.Module):
+    """A linear layer whose weight is made of one part for each optimizer.
+
+    Attributes:
+        loops: True if each optimizer loops over its parameters.
+        options: 'plain' or 'varied', which name options in `UNLIKE`.
+    """
+
+    def __init__(self, options: str, *, loops: bool) -> None:
+        super().__init__()
+        self.options, self.loops = options, loops
+        self.parts = nn.ParameterDict({name: nn.Parameter(torch.zeros(3, 2)) for name in UNLIKE})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, torch.cat([self.parts[name] for name in UNLIKE]))
+
+
+def many_trained(*, options: str, loops: bool) -> nn.Module:
+    return ManyTrained(options, loops=loops)
+
+
+class Together(torch.optim.Optimizer):
+    """Several optimizers in one. A step makes one or more updates by each, from the same gradients."""
+
+    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        self.optimizers = optimizers
+        super().__init__([group for each in optimizers for group in each.param_groups], {})
+
+    def step(self, closure: Any = None) -> Any:
+        for each in self.optimizers:
+            for _ in range(UPDATES.get(type(each).__name__, 1)):
+                each.step()
+
+
+def by_all(module: Any) -> torch.optim.Optimizer:
+    """Makes every optimizer, each for its parameter."""
+    return Together([_made(module, name, parameter) for name, parameter in module.parts.items()])
+
+
+def _made(module: Any, name: str, parameter: torch.Tensor) -> torch.optim.Optimizer:
+    options: dict[str, Any] = {key: value for key, value in COMMON.items() if key != "eps" or name not in WITHOUT_EPS}
+    options |= UNLIKE[name][module.options]
+    options |= {"fused": True} if name == FUSED and not module.loops else {"foreach": not module.loops}
+    kind: Any = getattr(torch.optim, name)
+    made: torch.optim.Optimizer = kind([parameter], **options)
+    return made
