@@ -30,6 +30,9 @@ PROBED = (
 Subjects, DTensor, DDP, FSDP2 and DeepSpeed call the first nine.
 """
 
+NOT_RUN = "the case was not run"
+"""Beginning of the message for a case that is not run, because a probe hung or ended a rank."""
+
 FUNCTIONS = (
     *PROBED,
     "batched_send_and_receive",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from equivtest.base.lacking import PROBED, REDUCING, function_of
+from equivtest.base.lacking import NOT_RUN, PROBED, REDUCING, function_of
 from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.places import place_of
 from equivtest.ranks.probe import PROBES
@@ -123,10 +123,6 @@ class Support:
         """
         kinds = {finding.kind for finding in self.findings.values() if finding.function == function_of(name)}
         return f"{self.dtype}:{function_of(name) if kinds == {'refused'} else name}"
-
-
-NOT_RUN = "the case was not run"
-"""Beginning of the message for a case that is not run, because a probe hung or ended a rank."""
 
 
 def ended_by(finding: Finding, num_processes: int) -> list[Reply]:

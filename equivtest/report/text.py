@@ -14,6 +14,7 @@ from equivtest.report.columns import aligned
 from equivtest.report.coverage import Covered
 from equivtest.report.handover import Audited, BackendFault, KnownState
 from equivtest.report.tally import Tally
+from equivtest.verdicts.message import on_factors
 from equivtest.verdicts.verdict import FAILING
 
 BEGUN, ENDED = "begun", "ended"
@@ -67,8 +68,6 @@ def summarize(
         for tally in tallies
         if tally.declined
     ]
-    from equivtest.verdicts.message import on_factors  # imports torch, which the controller of workers needs only here
-
     notes += [f"factor  {tally.listed.name}: {line}" for tally in tallies for line in on_factors(tally.factors)]
     notes += [line for tally in tallies for line in _not_passed(tally)]
     notes += in_lines(audits)

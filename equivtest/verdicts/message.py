@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from equivtest.base.lacking import NOT_RUN
 from equivtest.base.users_code import users_frames
-from equivtest.ranks.support import NOT_RUN
 from equivtest.verdicts.verdict import KINDS, Mismatch, Verdict
 
 MOST_NAMES = 16

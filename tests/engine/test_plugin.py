@@ -820,11 +820,16 @@ def test_fork_server_does_not_start_if_tests_are_only_collected(pytester: pytest
     assert log_of(pytester) == []
 
 
-def test_xdist_controller_starts_without_importing_torch() -> None:
-    """Its workers would wait for it."""
-    code = "import equivtest.pytest_plugin.header, equivtest.pytest_plugin.session, sys; print('torch' in sys.modules)"
+def test_run_of_an_xdist_controller_imports_no_torch(pytester: pytest.Pytester) -> None:
+    """Its workers would wait for it, and at the end it writes the report."""
+    make_suite(pytester, "a")
+    with (pytester.path / "conftest.py").open("a") as file:
+        file.write("\nimport atexit\natexit.register(lambda: print('torch' in sys.modules, 'in', sys.argv[0]))\n")
 
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+    result = run_suite(pytester, "-n1", "--report=out", UNKNOWN, *W3, subprocess=True)
+
+    assert result.ret == 0 and (pytester.path / "out" / "summary.txt").exists()
+    assert [line.partition(" in ")[0] for line in result.outlines if "pytest" in line and " in /" in line] == ["False"]
 
 
 ONE = "import equivtest as eq\ntest_a = eq.program(build, parallelize)\nSIZES = dict(a=1)\n"
