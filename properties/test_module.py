@@ -116,6 +116,15 @@ fully_sharded_block_from_rank_0 = module_property(
     BUILD, f"{FULLY_SHARDED}_from_rank_0", x_shapes=((2, 2), (3, 2), (5, 2), (4, 3, 2)), needs_world=True
 )
 
+# The gradients of the scale, as of a norm's weight, are partial along 'tp' when FSDP2 reduces them along 'dp'.
+fully_sharded_sequence_parallel_block = module_property(
+    "equivtest.programs.examples.gated:scaled_block",
+    "equivtest.programs.examples.plans:sharded_sequence_parallel",
+    x_shapes=((4, 2, 2), (4, 3, 2), (7, 2, 2)),
+    axes=("dp", "tp"),
+    batch="mean of parts",
+)
+
 TOKEN_MEAN = "equivtest.programs.examples.token_mean:"
 
 # A whole step: its loss is the mean over all tokens, which ranks and micro-batches divide unevenly.

@@ -36,6 +36,29 @@ class TwoOutputBlock(GatedBlock):
         return self.down(functional.relu(self.gate(x))), self.up(x)
 
 
+class Scale(nn.Module):
+    """Multiplies each feature by a weight and adds a bias, as a norm does last."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(num_features))
+        self.bias = nn.Parameter(torch.zeros(num_features))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight + self.bias
+
+
+class ScaledBlock(GatedBlock):
+    """The block x + W3 (relu(W1 z) * (W2 z)) + b with z = w * x + c."""
+
+    def __init__(self, num_features: int, num_hidden: int) -> None:
+        super().__init__(num_features, num_hidden)
+        self.scale = Scale(num_features)
+
+    def change(self, x: torch.Tensor) -> Any:
+        return super().change(self.scale(x))
+
+
 def gated_block() -> nn.Module:
     """Makes a block with five hidden features, which ranks divide unevenly. One of four ranks has no feature."""
     return GatedBlock(2, 5)
@@ -43,3 +66,8 @@ def gated_block() -> nn.Module:
 
 def two_output_block() -> nn.Module:
     return TwoOutputBlock(2, 5)
+
+
+def scaled_block() -> nn.Module:
+    """Makes a block with seven hidden features, so that each of four ranks has one."""
+    return ScaledBlock(2, 7)

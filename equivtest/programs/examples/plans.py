@@ -18,8 +18,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
     PrepareModuleInputOutput,
     RowwiseParallel,
+    SequenceParallel,
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
@@ -44,15 +46,18 @@ def tensor_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return parallelize_module(block, mesh, {"gate": divided, "up": divided, "down": RowwiseParallel()})
 
 
-def sequence_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def sequence_parallel(block: nn.Module, mesh: DeviceMesh, dim: int = 0) -> nn.Module:
     """Divides the tokens outside of the layers, and the hidden features inside the layers.
 
     An all_gather runs before the layers, and a reduce_scatter after the layers.
 
     The block takes all tokens and returns all tokens. Each rank adds the result of `GatedBlock.change` to its own
-    tokens of x.
+    tokens of x. A `scale` runs on each rank's tokens.
+
+    Args:
+        dim: The dim of x that the tokens are divided along.
     """
-    tokens = Shard(0)
+    tokens = Shard(dim)
     prepared = PrepareModuleInputOutput(
         input_layouts=Replicate(),
         desired_input_layouts=tokens,
@@ -62,8 +67,15 @@ def sequence_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     )
     divided = ColwiseParallel(input_layouts=tokens, use_local_output=False)
     summed = RowwiseParallel(output_layouts=tokens, use_local_output=False)
-    layered = parallelize_module(block, mesh, {"gate": divided, "up": divided, "down": summed})
-    return parallelize_module(layered, mesh, prepared)
+    plan: dict[str, ParallelStyle] = {"gate": divided, "up": divided, "down": summed}
+    if hasattr(block, "scale"):
+        plan["scale"] = SequenceParallel(sequence_dim=dim)
+    return parallelize_module(parallelize_module(block, mesh, plan), mesh, prepared)
+
+
+def sharded_sequence_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Divides tokens and hidden features along the axis 'tp' of the mesh, and shards the result by FSDP2 along 'dp'."""
+    return fully_sharded(sequence_parallel(block, mesh["tp"], dim=1), mesh["dp"])
 
 
 def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
