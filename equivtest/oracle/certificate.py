@@ -100,9 +100,11 @@ class Certificate(Mode):
         Whole numbers, such as ids, keep the values that they have in the data.
 
         Raises:
-            InexactData: the operation may round.
+            InexactData: the operation may round, or draws at random.
         """
         name = func.overloadpacket.__name__
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise InexactData(f"{name} draws at random, so two runs differ")
         if not any(map(is_floating, tree_leaves((args, kwargs)))) and not _rounds(func, args, kwargs):
             return func(*args, **kwargs)
         if name in CONVERTS:

@@ -37,7 +37,7 @@ HELP: dict[str, str] = {
     "float16:all_reduce, or float16:all_reduce_avg for one reduction, release for all that this torch lacks, or all.",
     "report": "Directory for report.html, junit.xml, verdicts.jsonl, run.jsonl.gz, cells.csv, audit.csv, summary.txt, "
     "environment.json; those that an earlier run left there are removed. "
-    "Under pytest write --report=DIR: it takes a path that stands alone for a folder of tests.",
+    "Under pytest write --report=DIR, because pytest takes DIR after a space for a folder of tests.",
     "resume": "Report of an interrupted run: takes what that run judged with the same code, settings and releases, and "
     "judges the rest. The report is written there, unless --report names another folder.",
     "manifest": "equivtest.toml of a backend: backend, device, import, arithmetic, dtypes, world sizes, collectives, "
