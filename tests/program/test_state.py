@@ -130,7 +130,7 @@ def test_buffer_that_counts_calls_needs_no_state_argument(world_size: int) -> No
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"build": "counting_loss"}, r"the first dim of output\.loss must be .* outputs=\('logits',\)"),
+        ({"build": "counting_loss"}, r"the first dim of output\.loss must be .* Judge\(outputs=\('logits',\)\)"),
         ({"inputs": (*KINDS["inputs"], ("shift", "real", (3,)))}, "the first dim of shift must be the rows"),
         ({"build": "counting_loss", "batch": "parts of the whole", "state": OWN, "step": f"{HERE}step",
           "values": (("real", 0),)}, "in a step the buffers must follow the rows of the whole batch"),
