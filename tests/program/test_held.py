@@ -122,7 +122,7 @@ def test_replicas_of_an_element_must_have_equal_bits(pool: Pool) -> None:
         ),
         (
             "by_size",
-            r"cannot find the place of .* elements of 0\.weight, .* module_property\(\.\.\., placed='package\.module",
+            r"cannot find the place of .* elements of 0\.weight, .* Judge\(placed='package\.module",
         ),
         ("other_forms", "made tensors with other names or shapes when it was called again: say what each rank holds"),
     ],
