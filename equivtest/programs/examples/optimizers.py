@@ -17,7 +17,7 @@ from torch.nn import functional
 BETAS = {"betas": (0.5, 0.75)}
 DECAYED = {"weight_decay": 0.25}
 UNLIKE: dict[str, dict[str, dict[str, Any]]] = {
-    "ASGD": {"plain": {"lambd": 0.25, "alpha": 2.0, "t0": 2.0}, "varied": {**DECAYED, "maximize": True}},
+    "ASGD": {"plain": {"lambd": 0.25, "alpha": 2.0, "t0": 2.0}, "varied": {**DECAYED, "lambd": 0.0, "maximize": True}},
     "Adadelta": {"plain": {"eps": 0.25}, "varied": {**DECAYED, "eps": 0.25, "maximize": True}},
     "Adagrad": {"plain": {"lr_decay": 0.25}, "varied": {**DECAYED, "maximize": True}},
     "Adam": {"plain": {**BETAS, **DECAYED}, "varied": {**BETAS, "amsgrad": True, "maximize": True}},
