@@ -155,15 +155,20 @@ def test_meshes_of_every_shape_are_drawn(pool: Pool) -> None:
     cases = drawn(prop.cases(space), 200)
 
     assert {case.batch for case in cases} == {"mean of parts"}
-    assert {case.world.mesh for case in cases} == {(1, 1), (2, 1), (1, 2), (2, 2), (1, 4)}
+    assert {case.world.mesh for case in cases} == {(1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4)}
     assert not any(case.members for case in cases)
 
 
 @pytest.mark.ranks
-def test_property_without_a_divisible_mesh_raises_misuse(pool: Pool) -> None:
+def test_case_with_fewer_rows_than_parts_raises_misuse(pool: Pool) -> None:
     prop = module_property(MLP, HERE + "by_hand", [(1, 3)], axes=AXES, batch="mean of parts")
+    cases = drawn(prop.cases(Space((2,), ("float32",))), 20)
 
-    assert {case.world.mesh for case in drawn(prop.cases(Space((2,), ("float32",))), 20)} == {(1, 2)}
+    assert {(case.world.mesh, case.arguments.x_shape) for case in cases} == {
+        ((1, 2), (1, 3)),
+        ((2, 1), (2, 3)),
+        ((2, 1), (3, 3)),
+    }
     with pytest.raises(Misuse, match=r"torch.chunk cannot divide x of shape \(1, 3\) among 2 ranks"):
         judge("module", case_of("by_hand", (2, 1), x_shape=(1, 3)), pool)
 
