@@ -268,10 +268,11 @@ def _divisible(search: CandidateSearch, make: Callable[..., ModuleCase], world_s
     """
     fitting, reasons = _accepted(search, make, search.choices)
     if not fitting:
-        fitting, _ = _accepted(search, make, _with_more_rows(search, world_size))
+        with contextlib.suppress(PropertyMisuse):  # the module need not support rows that you did not list
+            fitting, _ = _accepted(search, make, _with_more_rows(search, world_size))
     if not fitting:
         call_builder(search.build)  # its own error is more precise, if it fails
-        what = "x of x_shapes" if search.varied == "x_shape" else "sizes of"
+        what = "x of shape" if search.varied == "x_shape" else "sizes of"
         said = "; ".join(dict.fromkeys(reasons))
         raise Misuse(f"the ranks can divide no {what} {', '.join(map(str, search.choices))}: {said}")
     return tuple(fitting)

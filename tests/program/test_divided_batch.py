@@ -258,7 +258,7 @@ def test_batch_that_no_number_of_rows_divides_raises_misuse(pool: Pool, tmp_path
     prop = module_property(HERE + "mlp", HERE + "ddp", ((), (3,)), batch=MEAN)
     found = searched(prop, pool, tmp_path, world_size=4)
 
-    assert found.misuse.startswith("the ranks can divide no x of x_shapes (), (3,): torch.chunk cannot divide x of")
+    assert found.misuse.startswith("the ranks can divide no x of shape (), (3,): torch.chunk cannot divide x of")
     assert "\n" not in found.misuse
 
 

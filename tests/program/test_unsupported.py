@@ -211,6 +211,13 @@ def test_reference_that_raises_not_supported_raises_misuse(build: str, given: di
         prop.cases(Space((2,), ("float32",)))
 
 
+def test_reference_may_refuse_rows_that_no_shape_lists() -> None:
+    prop = claimed("right", HERE + "looking", x_shapes=[(2, 3)], batch=MEAN, state="whole batch")
+
+    with pytest.raises(Misuse, match=r"the ranks can divide no x of shape \(2, 3\): torch.chunk cannot divide"):
+        prop.cases(Space((5,), ("float32",)))
+
+
 def test_not_supported_without_a_reason_is_refused() -> None:
     with pytest.raises(TypeError, match="reason"):
         NotSupported()  # type: ignore[call-arg]
