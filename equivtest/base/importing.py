@@ -32,7 +32,7 @@ def load_named(name: str, what: str) -> object:
         raise Misuse(f"{said}: no ':' between module and name; write package.module:NAME, or file.py:NAME")
     try:
         module = load_file(module_name) if module_name.endswith(FILE) else importlib.import_module(module_name)
-    except Exception as error:  # the module may raise any exception
+    except (Exception, SystemExit) as error:  # the module may raise any exception
         if isinstance(error, FileNotFoundError) and not Path(module_name).is_file() and module_name.endswith(FILE):
             raise Misuse(
                 f"{said}: there is no file {module_name} in {Path.cwd()}; start in the file's folder"

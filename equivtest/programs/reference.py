@@ -120,7 +120,7 @@ def _run(program: Program, seed: int) -> Facts:
         raise ReferenceRefuses(
             f"{program.build}: the unsharded module, in {program.dtype}, with {program.takes},", error
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         short = f"an x of shape {program.inputs[0][2]}" if program.is_short else program.takes
         by_name = [name for name, _, _ in program.inputs if name not in program.positional and not program.is_short]
         way_out = f"; {way_out_of(type(error).__name__, str(error)) or 'inputs= must hold what its forward takes'}"
@@ -260,7 +260,7 @@ def _built(name: str, part: str = "") -> nn.Module:
             module = function()
     except NotSupported as error:
         raise ReferenceRefuses(f"build {name!r}", error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         way_out = way_out_of(type(error).__name__, str(error)) or "fix that; build runs in one process, without ranks"
         raise Misuse(f"build {name!r} raised {type(error).__name__}{place_of(error)}: {error}: {way_out}") from error
     if not isinstance(module, nn.Module):

@@ -99,6 +99,12 @@ def test_failed_import_within_a_module_is_reported_as_an_error_of_that_module(he
     )
 
 
+def test_module_that_exits_at_import_is_reported(here: Path) -> None:
+    (here / "exiting.py").write_text("raise SystemExit(3)")
+
+    assert told("exiting:f").endswith("SystemExit: 3; fix the module, which raises this at import")
+
+
 def test_error_for_a_module_in_place_of_a_function_shows_the_correct_syntax(here: Path) -> None:
     (here / "hidden").mkdir()
     (here / "hidden/encoder.py").write_text("")

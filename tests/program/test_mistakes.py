@@ -48,6 +48,7 @@ def reply_of(name: str, rank: int = 0) -> Reply:
         ("without_package", "install that package in this environment, or leave the import out"),
         ("without_device", "take mesh.device_type in place of a fixed device; build leaves the module on the CPU"),
         ("without_reason", "fix that; build runs in one process, without ranks"),
+        ("without_configuration", "fix that; build runs in one process, without ranks"),
     ],
 )
 def test_exception_in_build_is_reported_with_its_line_and_a_remedy(name: str, way_out: str) -> None:
@@ -56,6 +57,13 @@ def test_exception_in_build_is_reported_with_its_line_and_a_remedy(name: str, wa
 
     place, message = rf"{Path(mistakes.__file__)}:", str(caught.value)
     assert place in message and message.endswith(f": {way_out}") and "\n" not in message
+
+
+def test_sys_exit_in_the_unsharded_forward_raises_misuse() -> None:
+    program = "tests.programs.mistakes:"
+
+    with pytest.raises(Misuse, match=r"the unsharded module does not take an x of shape .* in float32: SystemExit: 3"):
+        ModuleCase(world_size=2, build=program + "Exiting", parallelize=program + "rowwise", x_shape=(2, 3))
 
 
 def test_training_a_module_that_gets_no_gradient_raises_misuse() -> None:

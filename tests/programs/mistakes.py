@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 
 import torch
@@ -24,6 +25,17 @@ def without_device() -> nn.Module:
 
 def without_reason() -> nn.Module:
     return nn.Linear(3, {}["out"])
+
+
+def without_configuration() -> nn.Module:
+    sys.exit("no configuration")
+
+
+class Exiting(nn.Module):
+    """Calls sys.exit in its forward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sys.exit(3)
 
 
 def with_broken_json() -> None:
