@@ -176,9 +176,9 @@ def _require_real(program: Program, tensors: Mapping[str, torch.Tensor]) -> None
 
 
 def _parameters(program: Program, module: nn.Module) -> dict[str, Fact]:
-    for name, parameter in module.named_parameters():
-        is_lazy = isinstance(parameter, nn.parameter.UninitializedParameter)
-        require(not is_lazy, f"{program.build}: parameter {name} has no shape yet: run the module once in build")
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        is_lazy = nn.parameter.is_lazy(tensor)
+        require(not is_lazy, f"{program.build}: {name} has no shape yet: run the module once in build")
     _require_real(program, {f"parameter {name}": each for name, each in module.named_parameters()})
     facts = {
         name: Fact(tuple(parameter.shape), "", parameter.requires_grad)

@@ -187,9 +187,10 @@ def test_naming_the_output_of_a_module_with_one_output_raises_misuse() -> None:
         case_of(outputs=("logits",))
 
 
-def test_lazy_module_raises_misuse() -> None:
-    with pytest.raises(Misuse, match="lazy: parameter weight has no shape yet: run the module once in build"):
-        case_of("lazy", "whole")
+@pytest.mark.parametrize(("build", "name"), [("lazy", "weight"), ("with_lazy_buffers", "running_mean")])
+def test_lazy_module_raises_misuse(build: str, name: str) -> None:
+    with pytest.raises(Misuse, match=f"{build}: {name} has no shape yet: run the module once in build"):
+        case_of(build, "whole")
 
 
 def test_module_that_casts_to_a_fixed_dtype_is_drawn_on_real_values_in_this_dtype() -> None:

@@ -38,6 +38,10 @@ def lazy() -> nn.Module:
     return nn.LazyLinear(2)
 
 
+def with_lazy_buffers() -> nn.Module:
+    return nn.LazyBatchNorm1d(affine=False)
+
+
 class InFloat16(nn.Linear):
     """Casts its input to float16, so that it accepts no other dtype."""
 
