@@ -9,7 +9,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from equivtest.base.importing import suggestion
 from equivtest.cases.case import Shape, require
@@ -122,6 +122,9 @@ def combinations(names: Sequence[str], sizes: Mapping[str, Sequence[int]]) -> tu
 
 
 ByDtype = dict[str, list[Candidate]]
+Reasons = dict[str, Misuse]
+"""Dtype -> the first reason against a case in this dtype."""
+Reason = TypeVar("Reason", str, Misuse)
 
 
 def candidates_by_mesh(
@@ -137,21 +140,23 @@ def candidates_by_mesh(
     """
     fitting, reasons = tried(search.unsharded, batch, world_size, dtypes)
     if not fitting:
-        raise Misuse(reasons[0])
+        raise Misuse(next(iter(reasons.values())))
     return fitting
 
 
 @functools.lru_cache(maxsize=64)
 def tried(
     search: CandidateSearch, batch: str, world_size: int, dtypes: tuple[str, ...]
-) -> tuple[dict[Shape, ByDtype], list[str]]:
-    """Returns (mesh -> dtype -> candidates, the reasons why cases were left out). Both may be empty.
+) -> tuple[dict[Shape, ByDtype], dict[str, str]]:
+    """Returns (mesh -> dtype -> candidates, dtype -> the reason why some mesh has no candidates in it).
+
+    Both may be empty.
 
     Raises:
         Misuse: the batch cannot be divided on any mesh.
     """
     fitting: dict[Shape, ByDtype] = {}
-    reasons: list[str] = []
+    reasons: dict[str, str] = {}
     mistakes: list[Misuse] = []
     for mesh in meshes_of(world_size, len(search.axes)):
         try:
@@ -162,7 +167,7 @@ def tried(
             mistakes.append(error)
         else:
             fitting |= {mesh: fields} if fields else {}
-            reasons += why
+            reasons = _with(reasons, why)
     if mistakes and not fitting and not reasons:
         raise mistakes[0]
     return fitting, reasons
@@ -184,7 +189,7 @@ def refusals(search: CandidateSearch, batch: str, dtypes: tuple[str, ...]) -> di
 
 def _tried_on(
     mesh: Shape, search: CandidateSearch, batch: str, world_size: int, dtypes: tuple[str, ...]
-) -> tuple[ByDtype, list[str]]:
+) -> tuple[ByDtype, dict[str, str]]:
     varied, choices = search.varied, search.choices
     dtypes = tuple(dtype for dtype in dtypes if dtype not in refusals(search, batch, dtypes))
     make = functools.partial(search.make, world_size=world_size, batch=batch, mesh=mesh, **search.shortest)
@@ -192,7 +197,7 @@ def _tried_on(
         dtype = REAL_DTYPES[0] if search.is_stepped else dtypes[0]  # real values in 16 bits go by parts alone
         choices = _divisible(search, functools.partial(make, dtype=dtype), world_size)
     fitting: ByDtype = {}
-    reasons: list[Misuse] = []
+    reasons: Reasons = {}
     if search.by_parts is not True and not search.is_stepped:
         exact = [
             make(dtype=dtype, largest=largest, **{varied: choice})
@@ -201,25 +206,37 @@ def _tried_on(
         ]
         fitting, reasons = _fitting(search, exact, prove_exact)
         if fitting:
-            return fitting, []
+            return fitting, _in_words(reasons, fitting)
     if search.by_parts is not True:
-        too_wide: list[Misuse] = []
+        too_wide: Reasons = {}
         narrow: set[Any] = set()
         for dtype in (dtype for dtype in REAL_DTYPES if dtype in dtypes):
             real = [make(dtype=dtype, values=((REAL_MODE, 0),), **{varied: choice}) for choice in choices]
             found, more_reasons = _fitting(search, real, require_bounds, narrow, gives_up=search.by_parts is None)
             narrow |= {each.choice for each in found.get(dtype, ())}
             fitting |= found
-            too_wide += more_reasons
-        reasons = too_wide or reasons
+            too_wide |= more_reasons
+        reasons = _with(too_wide, reasons)
     if search.tries_parts:
         others = [dtype for dtype in dtypes if dtype not in fitting]
         found, more_reasons = _by_parts(search, make, others, choices)
         fitting |= found
-        reasons = more_reasons or reasons
+        reasons = _with(more_reasons, reasons)
     if not fitting and not reasons and dtypes:
-        reasons = [_too_narrow(search, make, dtypes, choices)]
-    return fitting, list(map(str if fitting else explained, reasons[:1]))
+        reasons = {dtypes[0]: _too_narrow(search, make, dtypes, choices)}
+    return fitting, _in_words(reasons, fitting)
+
+
+def _in_words(reasons: Reasons, fitting: ByDtype) -> dict[str, str]:
+    """Returns the reasons for dtypes without candidates. If no dtype has any, the first reason has remedies."""
+    missing = {dtype: reason for dtype, reason in reasons.items() if dtype not in fitting}
+    first = "" if fitting else next(iter(missing), "")
+    return {dtype: explained(reason) if dtype == first else str(reason) for dtype, reason in missing.items()}
+
+
+def _with(reasons: dict[str, Reason], others: dict[str, Reason]) -> dict[str, Reason]:
+    """Returns `reasons`, followed by the `others` for further dtypes."""
+    return reasons | {dtype: reason for dtype, reason in others.items() if dtype not in reasons}
 
 
 def _too_narrow(
@@ -237,10 +254,10 @@ def _too_narrow(
 
 def _by_parts(
     search: CandidateSearch, make: Callable[..., ModuleCase], dtypes: Sequence[str], choices: Sequence[Any]
-) -> tuple[ByDtype, list[Misuse]]:
+) -> tuple[ByDtype, Reasons]:
     """Tries only the simplest choice, in one process, because a part's bound depends little on shapes and ranks."""
     fitting: ByDtype = {}
-    reasons: list[Misuse] = []
+    reasons: Reasons = {}
     for dtype, choice in itertools.product(dtypes, choices):
         made = {search.varied: choice, "dtype": dtype, "values": ((REAL_MODE, 0),), "by_parts": True}
         reason: Misuse | None = None
@@ -257,7 +274,7 @@ def _by_parts(
         if reason is None:
             fitting.setdefault(dtype, []).append(Candidate(REAL_MODE, choice, 1, by_parts=True))
         else:
-            reasons.append(reason)
+            reasons.setdefault(dtype, reason)
     return fitting, reasons
 
 
@@ -310,8 +327,8 @@ def _fitting(
     trusted: Collection[Any] = (),
     *,
     gives_up: bool = False,
-) -> tuple[ByDtype, list[Misuse]]:
-    """Returns dtype -> candidates for cases that `require_fit` accepts, and the reasons against all other cases.
+) -> tuple[ByDtype, Reasons]:
+    """Returns dtype -> candidates for cases that `require_fit` accepts, and the reasons against other cases.
 
     Args:
         trusted: Choices that fit in a dtype with wider bounds. After the first case that fits, cases with these choices
@@ -320,7 +337,7 @@ def _fitting(
             choice, so all other cases would be refused too.
     """
     fitting: ByDtype = {}
-    reasons: list[Misuse] = []
+    reasons: Reasons = {}
     for case in cases:
         choice = getattr(case.arguments, search.varied)
         try:
@@ -329,7 +346,7 @@ def _fitting(
         except PropertyMisuse:
             raise
         except Misuse as error:
-            reasons.append(error)
+            reasons.setdefault(case.dtype, error)
             if gives_up and not fitting:
                 break
         else:

@@ -224,7 +224,7 @@ def _result(tally: Tally) -> Result:
     claims = tally.claims()
     reasons = dict.fromkeys(each.text for each in claims if each.outcome in ("skipped", "xfailed"))
     notes = [f"{', '.join(each.claim for each in claims if each.text == reason)}: {reason}" for reason in reasons]
-    notes += [f"left out {dtype}: {why or 'no case can be judged there'}" for dtype, why in tally.left_out.items()]
+    notes += tally.left_out_in_words()
     num = tally.declined.total()
     notes += [f"the program does not support {num} cases: {tally.why_declined}"] if num else []
     words = {each.claim: WORDS[each.outcome] for each in claims}

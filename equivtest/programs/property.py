@@ -373,18 +373,11 @@ def _left_out_of(variant: Variant, space: Space) -> dict[str, str]:
     """
     search, batch = variant.search, variant.rows
     others = tuple(dtype for dtype in limits.DTYPES if dtype not in space.dtypes)
-    judged = {
-        dtype
-        for size in space.world_sizes
-        for by_dtype in tried(search.unsharded, batch, size, space.dtypes)[0].values()
-        for dtype in by_dtype
-    }
+    found = [tried(search.unsharded, batch, size, space.dtypes) for size in space.world_sizes]
+    judged = {dtype for fitting, _ in found for by_dtype in fitting.values() for dtype in by_dtype}
     if not judged and not any(tried(search.unsharded, batch, size, others)[0] for size in space.world_sizes):
         return {}  # the property is wrong, and reports it when its cases are drawn
-    reasons = refusals(search.unsharded, batch, space.dtypes)
-    whys = (
-        []
-        if judged
-        else [why for size in space.world_sizes for why in tried(search.unsharded, batch, size, space.dtypes)[1]]
-    )
-    return {dtype: reasons.get(dtype, next(iter(whys), "")) for dtype in space.dtypes if dtype not in judged}
+    whys = dict(refusals(search.unsharded, batch, space.dtypes))
+    for _, reasons in found:
+        whys = reasons | whys
+    return {dtype: whys.get(dtype, "") for dtype in space.dtypes if dtype not in judged}

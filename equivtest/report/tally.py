@@ -182,6 +182,14 @@ class Tally:
         others = len(self.declined) - 1
         return f"{reason} ({count:,})" + (f", and {others:,} other reason{'s' * (others > 1)}" if others else "")
 
+    def left_out_in_words(self) -> list[str]:
+        """Returns a line for each dtype in which no case can be judged, or none on some numbers of ranks."""
+        return [
+            f"left out {dtype}{' on some numbers of ranks' * (dtype in self.dtypes)}: "
+            f"{why or 'no case can be judged there'}"
+            for dtype, why in sorted(self.left_out.items())
+        ]
+
     def torchs_in_words(self, only: str = "") -> list[str]:
         """Returns a line, with the shortest case, for each claim and kind of failure that gloo on the CPU shows too."""
         return [

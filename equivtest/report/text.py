@@ -51,17 +51,7 @@ def summarize(
     if not tallies:
         return list(headlines)
     notes = [f"cells   {thin}" for tally in tallies if wants_cells and (thin := cells.in_words(tally))]
-    notes += [
-        f"dtypes  {tally.listed.name}: left out {', '.join(dtypes)}, in which no case can be judged"
-        for tally in tallies
-        if (dtypes := sorted(dtype for dtype, why in tally.left_out.items() if not why))
-    ]
-    refused = [
-        f"dtypes  {tally.listed.name}: left out {dtype}: {why}"
-        for tally in tallies
-        for dtype, why in sorted(tally.left_out.items())
-        if why
-    ]
+    refused = [f"dtypes  {tally.listed.name}: {line}" for tally in tallies for line in tally.left_out_in_words()]
     declined = [
         f"program {tally.listed.name}: does not support {tally.declined.total():,} of {tally.layouts:,} cases: "
         + tally.why_declined

@@ -213,7 +213,7 @@ def test_property_is_left_out_if_it_can_judge_no_dtype_of_the_run(
     result = run_suite(pytester, "--dtypes=bfloat16")
 
     assert result.ret == code
-    result.stdout.fnmatch_lines(["dtypes  a_leftout: left out bfloat16, in which no case can be judged"])
+    result.stdout.fnmatch_lines(["dtypes  a_leftout: left out bfloat16: no case can be judged there"])
     if code:
         result.stdout.fnmatch_lines(
             ["equivtest: nothing was judged: nothing is proven; a_leftout: no case can be judged in bfloat16"]

@@ -98,7 +98,15 @@ def test_summary_shows_the_complete_reason_why_a_module_refuses_a_dtype() -> Non
     lines = summarize([counted], seconds=1.0)
 
     assert f"dtypes  {counted.listed.name}: left out float16: a reason of many words" in lines
-    assert any(line.startswith(f"dtypes  {counted.listed.name}: left out bfloat16") for line in lines)
+    assert f"dtypes  {counted.listed.name}: left out bfloat16: no case can be judged there" in lines
+
+
+def test_summary_says_that_a_judged_dtype_was_left_out_on_some_numbers_of_ranks() -> None:
+    counted = tally(record(dtype="bfloat16"))
+    counted.left_out["bfloat16"] = "a mean over 3 ranks may round"
+    line = "left out bfloat16 on some numbers of ranks: a mean over 3 ranks may round"
+
+    assert f"dtypes  {counted.listed.name}: {line}" in summarize([counted], seconds=1.0)
 
 
 def test_failures_of_torch_on_another_backend_are_listed() -> None:

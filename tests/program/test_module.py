@@ -252,6 +252,16 @@ def test_dtypes_in_which_a_module_cannot_be_judged_are_left_out(
     assert {record.dtype for record in found.records} == judged
 
 
+def test_dtype_that_is_left_out_beside_another_has_its_own_reason() -> None:
+    prop = module_property(
+        "equivtest.programs.examples.gated:scaled_block", HERE + "whole", ((4, 2, 2),), batch="whole"
+    )
+    left_out = prop.left_out(Space((1,), ("float32", "bfloat16")))
+
+    assert left_out.keys() == {"bfloat16"}
+    assert "sum may reach 896 units, but bfloat16 is exact only up to 256" in left_out["bfloat16"]
+
+
 @pytest.mark.ranks
 def test_module_that_no_dtype_can_judge_raises_misuse(pool: Pool, tmp_path: Path) -> None:
     prop = module_property(HERE + "deep", HERE + "whole", ((2, 3),), by_parts=False)
