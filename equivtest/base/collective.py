@@ -22,12 +22,14 @@ class Collective:
         phase: One of PHASES.
         group: The processes that take part: 'mesh' for all processes of the mesh, otherwise a list such as
             'processes 0, 1, 2'.
+        is_unchanged: True if an audit planted a fault in the call, and this rank's results are right all the same.
     """
 
     kind: str
     size_bytes: int
     phase: str = "forward"
     group: str = "mesh"
+    is_unchanged: bool = False
 
     def __str__(self) -> str:
         text = f"{self.phase} {self.kind} of {self.size_bytes:,} bytes"

@@ -112,9 +112,9 @@ class _Running:
             return False
         if self.found.hung:
             return True
-        sites, unseen = self.found.sites, self.found.unseen
-        wanted = limits.AUDIT_CASES // 2 if sites and not unseen else 2 * limits.AUDIT_CASES
-        is_shown = len(unseen) < len(sites)
+        sites, seen = self.found.sites, self.found.seen
+        wanted = limits.AUDIT_CASES // 2 if sites and len(seen) == len(sites) else 2 * limits.AUDIT_CASES
+        is_shown = bool(seen)
         if not is_shown and self.found.cases < limits.AUDIT_CASES:
             return False
         return self.visits >= limits.AUDIT_VISITS or (is_shown and self.found.cases >= wanted)
@@ -145,8 +145,7 @@ class _Running:
                 self._spoil(case, fault, site, failing)
 
     def _is_settled(self, site: Site) -> bool:
-        is_seen = site in self.found.sites and site not in self.found.unseen
-        return is_seen or self.visits >= limits.AUDIT_VISITS * self.found.cases
+        return site in self.found.seen or self.visits >= limits.AUDIT_VISITS * self.found.cases
 
     def _faults(self, case: Case, calls: Sequence[Collective]) -> Iterator[tuple[Fault, Site]]:
         """Yields (fault, site of the spoiled collective) for each fault to try, one kind of fault after the other."""
@@ -162,8 +161,9 @@ class _Running:
     def _spoil(self, case: Case, fault: Fault, site: Site, failing: Mapping[str, str]) -> None:
         """Runs the case once with a fault, and counts the run and the claims that reject it.
 
-        A run does not count if its collective could not be spoiled, or if it timed out and the case without the fault
-        does not answer within the same time either.  `failing` has the claims that fail without the fault.
+        A run does not count if its collective could not be spoiled, if the fault changed no result, or if the run timed
+        out and the case without the fault does not answer within the same time either.  `failing` has the claims that
+        fail without the fault.
         """
         row = self.found.rows.setdefault((site, fault.kind), AuditRow(collective=str(site), fault=fault.kind))
         replies = self._run(case, fault)
@@ -174,7 +174,7 @@ class _Running:
             if any(reply.outcome == "timed_out" for reply in replies):
                 is_concluded &= _answered_within(self.spoiled_limit_s, again)
                 self.found.hung = self.found.hung or (str(site) if is_concluded else "")
-        if is_concluded:
+        if is_concluded and not _is_unchanged(replies, fault.index):
             rejecting = self._failures(case, replies, is_spoiled=True).keys() - failing.keys()
             row.runs += 1
             row.rejected += bool(rejecting)
@@ -206,6 +206,14 @@ def _answered_within(limit_s: float, replies: Sequence[Reply]) -> bool:
 def _limit_of_spoiled(limit_s: float, replies: Sequence[Reply]) -> float:
     took_s = max(reply.busy_s for reply in replies)
     return min(limit_s, max(limits.in_proportion(limits.AUDIT_CASE_S, limit_s), SPOILED_TIMES * took_s))
+
+
+def _is_unchanged(replies: Sequence[Reply], index: int) -> bool:
+    """True if all ranks answered, and a fault in their calls with the number `index` changed no result."""
+    calls = [
+        call for reply in replies for each in reply.answers for call in (each.collectives or ())[index : index + 1]
+    ]
+    return all(reply.outcome in ANSWERED for reply in replies) and all(call.is_unchanged for call in calls)
 
 
 def _calls(replies: Sequence[Reply]) -> tuple[Collective, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from equivtest.ranks.messages import FAULTS
@@ -61,17 +62,22 @@ class Audit:
         return list(dict.fromkeys(site for site, _ in self.rows))
 
     @property
-    def unseen(self) -> list[Site]:
-        """Sites at which no claim rejected a decisive fault in any run."""
-        return [site for site in self.sites if not any(self.is_rejected(site, kind) for kind in decisive(site.kind))]
+    def seen(self) -> list[Site]:
+        """Sites at which a claim rejected a decisive fault in some run."""
+        return self._sites_of(row.rejected for row in self.rows.values())
 
-    def is_rejected(self, site: Site, kind: str) -> bool:
-        row = self.rows.get((site, kind))
-        return row is not None and row.rejected > 0
+    @property
+    def unseen(self) -> list[Site]:
+        """Sites with runs that had a decisive fault, none of which a claim rejected."""
+        return [site for site in self._sites_of(row.runs for row in self.rows.values()) if site not in self.seen]
+
+    def _sites_of(self, counts: Iterable[int]) -> list[Site]:
+        found = zip(self.rows, counts, strict=True)
+        return list(dict.fromkeys(site for (site, fault), count in found if count and fault in decisive(site.kind)))
 
     @property
     def shows_nothing(self) -> bool:
-        return bool(self.rows) and self.unseen == self.sites
+        return bool(self.rows) and not self.seen
 
     @property
     def waits(self) -> str:
@@ -126,13 +132,11 @@ class Audit:
 
 def unseen_in(audited: Audited) -> tuple[tuple[str, ...], bool]:
     """Returns (collectives that no claim checks, True if the property shows nothing because of these collectives)."""
-    sites = dict.fromkeys(row.collective for row in audited.rows)
-    rejected = {(row.collective, row.fault) for row in audited.rows if row.rejected}
-    unseen = tuple(
-        site for site in sites if not any((site, kind) in rejected for kind in decisive(site.partition(" in the ")[0]))
-    )
-    is_empty = not audited.cases or (not sites and bool(audited.reason))
-    return unseen, not is_empty and len(unseen) == len(sites)
+    rows = [row for row in audited.rows if row.fault in decisive(row.collective.partition(" in the ")[0])]
+    seen = {row.collective for row in rows if row.rejected}
+    unseen = dict.fromkeys(row.collective for row in rows if row.runs and row.collective not in seen)
+    is_empty = not audited.cases or (not audited.rows and bool(audited.reason))
+    return tuple(unseen), not is_empty and not seen
 
 
 def decisive(kind: str) -> tuple[str, ...]:

@@ -138,6 +138,24 @@ def test_audit_passes_if_spoiling_one_of_two_collectives_makes_claims_fail(pool:
 
 
 @pytest.mark.ranks
+def test_audit_does_not_count_faults_in_a_broadcast_of_equal_values(pool: Pool) -> None:
+    found = audited(of_fetch("with_a_broadcast_of_equal_values"), pool)
+    runs = {str(site): row.runs for (site, _), row in found.rows.items()}
+
+    assert (found.problem, found.unseen) == ("", [])
+    assert runs["broadcast in the forward"] == 0 < runs["all_gather in the forward"]
+
+
+@pytest.mark.ranks
+def test_audit_names_no_collective_of_a_right_ddp_program(pool: Pool) -> None:
+    prop = module_property(MODULES + "mlp", MODULES + "ddp", x_shapes=[(2, 3)], batch="mean of parts")
+    found = audit(prop, pool, KnownFailures(), (2,), ("float64",))
+
+    assert {site.kind for site in found.sites} >= {"broadcast", "all_reduce"}
+    assert (found.problem, found.unseen) == ("", [])
+
+
+@pytest.mark.ranks
 def test_audit_counts_an_exception_under_a_spoiled_collective_as_a_rejection(pool: Pool) -> None:
     found = audited(of_fetch("raises_on_another_sum"), pool)
 

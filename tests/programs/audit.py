@@ -42,6 +42,12 @@ def with_an_idle_collective(case: FetchCase, mesh: DeviceMesh, given: Given) -> 
 
 def with_an_idle_broadcast(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
     """A right fetch, with a broadcast that is never used."""
+    dist.broadcast(torch.full((1,), mesh.get_local_rank()), group_src=0, group=mesh.get_group())
+    return dict(zero3_fetch_all_gather(case, mesh, given))
+
+
+def with_a_broadcast_of_equal_values(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """A right fetch, with a broadcast that no fault changes."""
     dist.broadcast(torch.ones(1), group_src=0, group=mesh.get_group())
     return dict(zero3_fetch_all_gather(case, mesh, given))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
 import torch
@@ -24,9 +24,17 @@ from equivtest.errors import EquivtestError
 from equivtest.ranks.messages import FAULTS, Fault
 from equivtest.ranks.observe.moves import BARRIERS, CALLS, FROM_ANY, Call, flat_tensors
 from equivtest.ranks.observe.watching import Watch
+from equivtest.tensors import same_bits
 
 BACKEND = "equivtest_faults"
 """Name under which the group is registered with torch."""
+COMPARED = ("broadcast", "all_gather")
+"""Kinds of collective whose spoiled results are compared with the right results.
+
+If all ranks pass equal values, a fault in such a call changes nothing, so a claim cannot reject it.  Example:
+DistributedDataParallel begins with a broadcast of parameters that are already equal.  A reduction is not compared,
+because one that adds up equal values shows that all ranks have the same batch.
+"""
 
 
 class CannotSpoil(EquivtestError):
@@ -167,7 +175,11 @@ class FaultyGroup(_Group):  # type: ignore[misc]
         if fault.index != index:
             return hand_on(arguments)
         with torch.no_grad():
-            return _SPOILED[fault.kind](self, call, hand_on, arguments)
+            right = _results_of(call, hand_on, arguments) if call.kind in COMPARED else None
+            work = _SPOILED[fault.kind](self, call, hand_on, arguments)
+            if right is not None and all(map(same_bits, right, flat_tensors(call.results(arguments)))):
+                _visit.called[index] = replace(_visit.called[index], is_unchanged=True)
+            return work
 
     def _seen(self, call: Call, arguments: Sequence[Any]) -> Collective:
         size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in flat_tensors(call.operands(arguments)))
@@ -181,6 +193,17 @@ class FaultyGroup(_Group):  # type: ignore[misc]
 Work = Any
 HandOn = Callable[[Sequence[Any]], Work]
 """Function that calls the same collective of the real group, with these arguments."""
+
+
+def _results_of(call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> list[torch.Tensor]:
+    """Makes the call, returns copies of its results, and leaves all tensors of the call as they were."""
+    tensors = [*flat_tensors(call.operands(arguments)), *flat_tensors(call.results(arguments))]
+    before = [tensor.clone() for tensor in tensors]
+    _wait(hand_on(arguments))
+    results = [tensor.clone() for tensor in flat_tensors(call.results(arguments))]
+    for tensor, values in zip(tensors, before, strict=True):
+        tensor.copy_(values)
+    return results
 
 
 def _own_operand(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
