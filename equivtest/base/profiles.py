@@ -10,10 +10,10 @@ from equivtest.base import limits
 SHARD_KINDS = ("even", "uneven", "empty")
 ANY = "any"  # shard kind of every case of a property of refusals
 
-PER_CELL = 20
+PER_CELL = 5
 """Number of conclusive verdicts that a conformance run needs on each claim in each cell."""
 MAX_INCONCLUSIVE = 0.05
-"""Largest fraction of a cell's verdicts that may be inconclusive.  Above it, a conformance run draws more cases."""
+"""Largest fraction of a cell's verdicts that may be inconclusive.  The summary counts the cells above it."""
 
 
 @dataclass(frozen=True)

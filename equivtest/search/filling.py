@@ -1,19 +1,18 @@
 """Adds cases to a search whose own cases give too few conclusions in a cell (dtype, shard kind, claim).
 
 Before anything runs, further cases are drawn, and a case is kept if it helps a cell that lacks draws.  After the
-judgement, more cases are drawn for cells with too many inconclusive verdicts.
+judgement, more cases are drawn for cells with too few conclusive verdicts.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
-from equivtest.base.profiles import ANY, MAX_INCONCLUSIVE, wanted_kinds
+from equivtest.base.profiles import ANY, wanted_kinds
 from equivtest.cases.case import Case
 from equivtest.errors import Misuse
 from equivtest.property import Property
@@ -27,8 +26,8 @@ BATCH = 50
 PATIENCE = 4
 """Largest number of successive batches that help no cell.  Some cells occur in one case in a hundred, others never."""
 
-HOPELESS = 3 * MAX_INCONCLUSIVE
-"""Further draws do not help a cell if its inconclusive verdicts exceed this fraction of twice `per_cell` verdicts."""
+ENOUGH = 40
+"""Number of verdicts on a claim in a cell after which no further case is drawn for them."""
 
 Cell = tuple[str, str, str]
 """(dtype, shard kind, claim).  The dtype is '' for a claim that does not need conclusions in every dtype."""
@@ -77,9 +76,8 @@ def short_of_draws(prop: Property, chunk: Chunk, cases: Iterable[Case], is_judge
 def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Record]) -> Counter[Cell]:
     """Returns the number of further draws that each required cell needs, if each draw gives a conclusion.
 
-    A cell needs `per_cell` conclusive verdicts, and at most the share MAX_INCONCLUSIVE of its verdicts may be
-    inconclusive.  Two kinds of cells need no draw.  In the first kind the claim finds nothing to judge.  In the second
-    kind so many verdicts are inconclusive that further draws will not help.
+    A cell needs `per_cell` conclusive verdicts, and at least as many conclusive as inconclusive verdicts.  A cell needs
+    no draw if the claim finds nothing to judge in it, or if it already has ENOUGH verdicts.
     """
     conclusive, inconclusive = Counter[Cell](), Counter[Cell]()
     for record in records:
@@ -90,11 +88,8 @@ def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Record]
             inconclusive[cell] += verdict == "inconclusive"
     missing = Counter[Cell]()
     for cell in cells_of(prop, chunk) & (conclusive + inconclusive).keys():
-        total = conclusive[cell] + inconclusive[cell]
-        if total >= 2 * chunk.per_cell and inconclusive[cell] > HOPELESS * total:
-            continue
-        wanted = max(chunk.per_cell, math.ceil(inconclusive[cell] * (1 / MAX_INCONCLUSIVE - 1)))
-        missing[cell] = min(wanted - conclusive[cell], chunk.per_cell)
+        if conclusive[cell] + inconclusive[cell] < ENOUGH:
+            missing[cell] = max(chunk.per_cell, inconclusive[cell]) - conclusive[cell]
     return +missing
 
 

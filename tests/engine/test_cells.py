@@ -55,7 +55,7 @@ def test_summary_names_the_cell_with_the_fewest_conclusive_verdicts() -> None:
     repeats = [each for kind in ("even", "uneven", "empty") for each in holding("repeats_itself", 20, shard_kind=kind)]
 
     assert in_words(counted(*full, *repeats)) == (
-        "rowwise_linear: 1 of 9 cells have fewer than 20 conclusive verdicts, 0 are more than 5% inconclusive; "
+        "rowwise_linear: 1 of 9 cells have fewer than 5 conclusive verdicts, 0 are more than 5% inconclusive; "
         "fewest: 3 in equals_unsharded, w3, float64, even"
     )
 

@@ -55,5 +55,8 @@ ROWS = (
     rounded("renorm", torch.renorm, along(p=2, maxnorm=1.0)),
 )
 
-TIES = chooses("amax of ties", torch.amax, reduced(), domain=SIGNS, adds_cotangents=False)
-"""`amax` of values in which the largest element occurs several times, so that its gradient is divided among them."""
+TIES = chooses("amax of ties", torch.amax, reduced(), domain=SIGNS, adds_cotangents=False, rounds=True)
+"""`amax` of values in which the largest element occurs several times, so that its gradient is divided among them.
+
+In 16 bits the quotients are rounded so much that no verdict on the gradient is conclusive.
+"""
