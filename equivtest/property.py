@@ -67,8 +67,9 @@ class Property:
         shards: True if the subject's tensors are sharded. If False, every case counts as even.
         without_collectives: Reason why the subject correctly calls no collective on several ranks. If the subject calls
             none and this is empty, the run shows nothing and ends with an error: see `equivtest.search.audit`.
-        incomplete: Reason why a run of many cases leaves the property out unless --subjects names it. Such a run finds
-            failures that no list of known failures has yet.
+        incomplete: Reason why a soak leaves the property out, and why a conformance run has only the gate's cases of
+            it, unless --subjects names it. Further cases find failures that no list of known failures has yet. No cell
+            of the property needs a conclusion.
         requires: Package that the subject imports and equivtest does not import. If the package is missing, the
             property does not run.
         leaves_out: Function of a `Space` that returns each of its dtypes in which no case can be judged -> the reason,

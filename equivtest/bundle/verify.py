@@ -45,7 +45,7 @@ from equivtest.report.tally import Tally
 from equivtest.search.audited import unseen_in
 from equivtest.search.chunks import Chunk, chunk_of
 from equivtest.search.known import SHIPPED, KnownFailure, KnownFailures, entries_of, known_state, read_entries, today
-from equivtest.search.planned import has_case, parts_of, pinned_sizes
+from equivtest.search.planned import has_case, parts_of, pinned_sizes, profile_for
 from equivtest.verdicts.verdict import FAILING
 
 T = TypeVar("T")
@@ -243,7 +243,7 @@ class _Check:
             names = [result.name for result in results.properties]
             twice = next(name for name in names if names.count(name) > 1)
             self._say("altered", f"data/{contents.RESULTS} has property {twice!r} twice")
-        left_out = [name for name, prop in wanted.items() if name not in listed and (prop.requires or prop.incomplete)]
+        left_out = [name for name, prop in wanted.items() if name not in listed and prop.requires]
         if left_out:
             self.found.notes.append(f"the run left out these properties, as it may: {', '.join(left_out)}")
         for name, prop in wanted.items():
@@ -260,7 +260,7 @@ class _Check:
         sizes = prop.among(environment.world_sizes)
         is_limited = environment.is_limited
         pinned = pinned_sizes(prop, environment.plan, environment.world_sizes, is_limited=is_limited)
-        parts = parts_of(prop, environment.plan, sizes, pinned)
+        parts = parts_of(prop, profile_for(prop, environment.plan, environment.subjects), sizes, pinned)
         audits = environment.audit == "on" and not prop.refuses_only and max(sizes, default=1) > 1
         labels = tuple(part.label for part in parts)
         planned = (*labels, AUDIT_LABEL) if audits else labels

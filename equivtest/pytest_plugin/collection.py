@@ -56,7 +56,7 @@ def _lines_of(path: Path) -> dict[str, int]:
 
 def _items_of(collector: pytest.Module, name: str, prop: Property) -> list[pytest.Item]:
     """Returns the items of a property, or [] if --subjects leaves the property out."""
-    from equivtest.search.planned import parts_of
+    from equivtest.search.planned import parts_of, profile_for
 
     settings = settings_of(collector.config)
     seen = collector.config.stash.setdefault(properties_key, {})
@@ -66,7 +66,7 @@ def _items_of(collector: pytest.Module, name: str, prop: Property) -> list[pytes
         return []
     if prop.absent:
         return [AbsentItem.from_parent(collector, name=f"{name}[absent]", reason=prop.absent)]
-    if prop.incomplete and settings.profile.draws_many and not settings.subjects:
+    if prop.incomplete and settings.profile.repeats and not settings.subjects:
         reason = f"{name} is left out: {prop.incomplete}; --subjects {name} runs it"
         return [AbsentItem.from_parent(collector, name=f"{name}[left out]", reason=reason, incomplete=True)]
     prop = dataclasses.replace(prop, subject=subject)
@@ -77,9 +77,10 @@ def _items_of(collector: pytest.Module, name: str, prop: Property) -> list[pytes
         reason = f"{name} runs only on {on} ranks, so not on {off}"
         item_name = f"{name}[left out on {off}]"
         items.append(AbsentItem.from_parent(collector, name=item_name, reason=reason, incomplete=True))
+    profile = profile_for(prop, settings.profile, settings.subjects)
     items += [
         SearchItem.from_parent(collector, name=f"{name}[{part.label}]", prop=prop, property_name=name, part=part)
-        for part in parts_of(prop, settings.profile, world_sizes, settings.pinned_sizes(prop))
+        for part in parts_of(prop, profile, world_sizes, settings.pinned_sizes(prop))
     ]
     if settings.audits_property(prop):
         items.append(AuditItem.from_parent(collector, name=f"{name}[audit]", prop=prop, property_name=name))

@@ -86,6 +86,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
         conclusive_dtypes, conclusive_shards: Dtypes and shard kinds that need conclusions. If empty, all of them need
             conclusions.
         shards: False if the subject's tensors are not sharded, so that every case counts as even.
+        requires_cells: False if no cell needs a conclusion.
         planned: Labels of the property's planned searches and audit.
         line: Line of the property in its file, counted from 0. None if the line is unknown.
     """
@@ -100,6 +101,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     conclusive_dtypes: tuple[str, ...] = ()
     conclusive_shards: tuple[str, ...] = ()
     shards: bool = True
+    requires_cells: bool = True
     has_audit: bool = False
     planned: tuple[Annotated[str, msgspec.Meta(pattern=r"^(w\d{1,4}-|audit$)")], ...] = ()
     line: int | None = None
@@ -123,6 +125,7 @@ def listed_of(
         conclusive_dtypes=tuple(prop.conclusive_dtypes),
         conclusive_shards=tuple(prop.conclusive_shards),
         shards=prop.shards,
+        requires_cells=not prop.incomplete,
         has_audit=has_audit,
         planned=planned,
         line=line,

@@ -124,4 +124,4 @@ def in_lines(levels: Sequence[Level]) -> Iterator[str]:
 
 
 def required_of(properties: Mapping[str, Property]) -> dict[str, str]:
-    return {name: prop.subject for name, prop in properties.items() if not (prop.requires or prop.incomplete)}
+    return {name: prop.subject for name, prop in properties.items() if not prop.requires}

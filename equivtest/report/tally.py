@@ -237,6 +237,8 @@ class Tally:
 
     def required_cells(self, dtypes: Iterable[str]) -> list[Cell]:
         """Returns the cells (world size, dtype, shard kind) in which a conformance run needs conclusive verdicts."""
+        if not self.listed.requires_cells:
+            return []
         searches = [label for label in self.listed.planned if label.startswith("w")]
         sizes = sorted({int(label.partition("-")[0].removeprefix("w")) for label in searches})
         return [

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from equivtest.base.profiles import Part, Profile, plan, plan_enumeration
+from collections.abc import Collection
+
+from equivtest.base.profiles import PROFILES, Part, Profile, plan, plan_enumeration
 from equivtest.cases.case import Case
 from equivtest.cases.picks import builder_of
 from equivtest.property import Property
+
+
+def profile_for(prop: Property, profile: Profile, subjects: Collection[object] = ()) -> Profile:
+    """Returns the profile whose cases a run of `profile` has for the property.
+
+    A conformance run has the gate's cases of an incomplete property, unless --subjects names the property.
+    """
+    return PROFILES["gate"] if prop.incomplete and profile.requires_cells and not subjects else profile
 
 
 def parts_of(

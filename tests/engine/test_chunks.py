@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from equivtest.base import limits
+from equivtest.base.profiles import PROFILES
 from equivtest.cases.case import Case
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.fetch.strategy import fetch_cases
@@ -25,7 +26,7 @@ from equivtest.pytest_plugin.suite import properties_dir, shipped
 from equivtest.search import local_constants
 from equivtest.search.chunks import Chunk, chunk_cases, draw_cases, seed_of
 from equivtest.search.local_constants import no_local_constants
-from equivtest.search.planned import has_case
+from equivtest.search.planned import has_case, profile_for
 from equivtest.verdicts.claims import agrees_on_all_ranks, equals_unsharded
 from studies.gate_draws import LARGE, MADE_UP, lines_of_draws, lines_of_run, make_up_modules, mixed_suite
 from tests.drawing import drawn
@@ -225,6 +226,14 @@ def test_cases_meant_to_fill_cells_run_only_if_the_run_requires_cells() -> None:
 
     assert not set(prop.for_cells) & set(chunk_cases(prop, CHUNK))
     assert chunk_cases(prop, replace(CHUNK, per_cell=1))[0] == prop.for_cells[0]
+
+
+def test_conformance_run_has_the_gates_cases_of_an_incomplete_property_unless_an_option_names_it() -> None:
+    prop, wanted = claimed(incomplete="some fail"), PROFILES["conformance"]
+
+    assert profile_for(prop, wanted) is PROFILES["gate"]
+    assert profile_for(prop, wanted, [("mine:fetch", "mine:fetch")]) is wanted
+    assert profile_for(claimed(), wanted) is wanted and profile_for(prop, PROFILES["soak"]) is PROFILES["soak"]
 
 
 def aspects_of(prop: Property, chunk: Chunk) -> set[str]:

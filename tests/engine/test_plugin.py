@@ -232,7 +232,10 @@ def test_run_does_not_pass_if_all_properties_require_a_missing_package(pytester:
     alone.stdout.fnmatch_lines(["equivtest: nothing was judged: nothing is proven; no_such_package is not installed*"])
 
 
-@pytest.mark.parametrize(("options", "code"), [(("--profile=gate",), 0), (("--profile=soak", "--max-time=1"), 2)])
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [(("--profile=gate",), 0), (("--profile=conformance",), 0), (("--profile=soak", "--max-time=1"), 2)],
+)
 def test_incomplete_property_is_left_out_of_a_soak_unless_an_option_names_it(
     pytester: pytest.Pytester, options: tuple[str, ...], code: int
 ) -> None:

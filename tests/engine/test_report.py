@@ -259,6 +259,10 @@ def test_run_on_one_rank_requires_only_the_cell_of_even_shards() -> None:
     assert tally(planned=("w1-0",)).required_cells(["float32"]) == [(1, "float32", "even")]
 
 
+def test_property_that_requires_no_cells_has_no_required_cell() -> None:
+    assert tally(requires_cells=False).holes(["float32"]) == [] != tally().holes(["float32"])
+
+
 def test_refusal_claim_covers_all_shard_kinds_if_it_holds_on_one() -> None:
     assert tally(record(verdicts={"refuses": "holds"}), claims=("refuses",)).holes(["float32"]) == []
 
