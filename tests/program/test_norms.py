@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from equivtest.programs.case import ModuleCase
+from equivtest.programs.examples.mixture import AXES, MAX_NORM, SIZES
 from equivtest.ranks.pool import Pool
 from equivtest.verdicts.judging import judge
-from studies.step_defects import norm_case
-from tests.programs.wrong_norms import RIGHT_NORMS
+from tests.programs.wrong_norms import RIGHT_NORMS, WRONG_NORMS
+
+
+def norm_case(name: str, mesh: tuple[int, int]) -> ModuleCase:
+    """Returns a case of three steps that clip the norm of gradients as the class with this name does."""
+    step = {**RIGHT_NORMS, **WRONG_NORMS}[name]
+    return ModuleCase(
+        world_size=math.prod(mesh),
+        mesh=mesh,
+        axes=AXES,
+        build=f"equivtest.programs.examples.mixture:{step.build}",
+        parallelize=f"equivtest.programs.examples.mixture_plan:{step.parallelize}",
+        x_shape=(SIZES[step.build],),
+        optimizer="equivtest.programs.examples.mixture:sgd",
+        step=f"tests.programs.wrong_norms:run_{name}",
+        steps=3,
+        max_norm=MAX_NORM,
+        norm_type=step.norm_type,
+        values=(("real", 0),),
+    )
 
 
 @pytest.mark.ranks
