@@ -7,7 +7,7 @@ judgement, more cases are drawn for cells with too few conclusive verdicts.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
@@ -17,6 +17,7 @@ from equivtest.cases.case import Case
 from equivtest.errors import Misuse
 from equivtest.property import Property
 from equivtest.report.handover import Record
+from equivtest.report.tally import family_of
 from equivtest.search.chunks import Chunk, draw_cases
 from equivtest.verdicts.claims import Claim
 from equivtest.verdicts.verdict import CONCLUSIVE
@@ -76,20 +77,25 @@ def short_of_draws(prop: Property, chunk: Chunk, cases: Iterable[Case], is_judge
 def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Record]) -> Counter[Cell]:
     """Returns the number of further draws that each required cell needs, if each draw gives a conclusion.
 
-    A cell needs `per_cell` conclusive verdicts, and at least as many conclusive as inconclusive verdicts.  A cell needs
-    no draw if the claim finds nothing to judge in it, or if it already has ENOUGH verdicts.
+    A cell needs `per_cell` conclusive verdicts, and on each family of values at least as many conclusive as
+    inconclusive verdicts.  A cell needs no draw if the claim finds nothing to judge in it, or if it already has ENOUGH
+    verdicts.
     """
-    conclusive, inconclusive = Counter[Cell](), Counter[Cell]()
+    conclusive, total = Counter[Cell](), Counter[Cell]()
+    surplus: defaultdict[Cell, Counter[str]] = defaultdict(Counter)
     for record in records:
         for claim in prop.claims:
-            cell = _cell(prop, record.dtype, record.shard_kind, claim)
             verdict = record.verdicts.get(claim.name)
-            conclusive[cell] += verdict in CONCLUSIVE
-            inconclusive[cell] += verdict == "inconclusive"
+            is_conclusive = verdict in CONCLUSIVE
+            if is_conclusive or verdict == "inconclusive":
+                cell = _cell(prop, record.dtype, record.shard_kind, claim)
+                conclusive[cell] += is_conclusive
+                total[cell] += 1
+                surplus[cell][family_of(record.mode)] += 1 if is_conclusive else -1
     missing = Counter[Cell]()
-    for cell in cells_of(prop, chunk) & (conclusive + inconclusive).keys():
-        if conclusive[cell] + inconclusive[cell] < ENOUGH:
-            missing[cell] = max(chunk.per_cell, inconclusive[cell]) - conclusive[cell]
+    for cell in cells_of(prop, chunk) & total.keys():
+        if total[cell] < ENOUGH:
+            missing[cell] = max(chunk.per_cell - conclusive[cell], -min(surplus[cell].values()))
     return +missing
 
 

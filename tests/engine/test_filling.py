@@ -199,6 +199,14 @@ def test_cell_lacks_conclusive_verdicts_below_its_minimum_or_its_inconclusive_on
     assert dict(short_of_conclusions(prop, chunk, verdicts_of(kinds))) == wanted
 
 
+def test_conclusions_on_real_values_do_not_outweigh_inconclusive_verdicts_on_integers() -> None:
+    prop, chunk = claimed(claims=(equals_unsharded,)), replace(CHUNK, per_cell=9)
+    records = verdicts_of({"holds": 9}, mode="real-cancelling")
+    records += verdicts_of({"holds": 2, "inconclusive": 3}, mode="dense")
+
+    assert dict(short_of_conclusions(prop, chunk, records)) == {("float16", "empty", "equals_unsharded"): 1}
+
+
 def test_verdicts_of_another_dtype_or_shard_kind_do_not_fill_a_cell() -> None:
     records = verdicts_of({"holds": 99}, dtype="float32") + verdicts_of({"holds": 99}, shard_kind="even")
 
