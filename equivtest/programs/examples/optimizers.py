@@ -1,4 +1,6 @@
-"""A module that every elementwise optimizer of torch.optim trains, each with a separate parameter.
+"""A module that ten elementwise optimizers of torch.optim train, each with a separate parameter.
+
+Rprop, the eleventh, raises on DTensors (2.13.0).
 
 torch has up to three implementations of an optimizer: a loop over the parameters, calls for lists of parameters
 (foreach), and one kernel (fused).  The unsharded module is trained by the loop.
@@ -34,7 +36,7 @@ UNLIKE: dict[str, dict[str, dict[str, Any]]] = {
 """Optimizer -> name of a set of options -> the options in which it differs from `COMMON`.
 
 ASGD keeps its learning rate in float32, as lr / (1 + lambd * lr * step) ** alpha.  With most options the loop and
-foreach round it differently.  With these the denominator is exact.
+foreach round it differently (finding 61).  With these the denominator is exact.
 """
 COMMON = {"lr": 0.125, "eps": 0.125}
 WITHOUT_EPS = frozenset({"ASGD", "SGD"})
