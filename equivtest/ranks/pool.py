@@ -54,7 +54,7 @@ class _Outstanding:
     def cut_off(self) -> str:
         return "" if self.world is None else self.world.cut_off
 
-    def wait(self, limit_s: float | None) -> list[Reply]:
+    def wait(self, limit_s: float) -> list[Reply]:
         if self.ended is not None:
             return ended_by(self.ended, self.case.num_processes)
         assert self.world is not None

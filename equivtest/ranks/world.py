@@ -163,27 +163,19 @@ class World:
         self._send(Visit(request_id, subject, type(case).__module__, to_data(case), fault, where))
         return request_id
 
-    def wait(
-        self,
-        request_id: int,
-        limit_s: float | None,
-        grace_s: float,
-        *,
-        keep_if_all_raised: bool,
-    ) -> list[Reply]:
+    def wait(self, request_id: int, limit_s: float, grace_s: float, *, keep_if_all_raised: bool) -> list[Reply]:
         """Waits for the replies to a request of `start_visit`. Returns one reply per rank, in rank order.
 
-        The method never waits for ever. If a rank is silent `limit_s` seconds from now (by default CASE_S), or
-        `grace_s` seconds after the first failure, the rank has timed out. After any failure all
-        ranks are ended. Their directories may still exist when the method returns. `kill` waits for the removal of the
-        directories.
+        The method never waits for ever. If a rank is silent `limit_s` seconds from now, or `grace_s` seconds after the
+        first failure, the rank has timed out. After any failure all ranks are ended. Their directories may still exist
+        when the method returns. `kill` waits for the removal of the directories.
 
         Args:
             keep_if_all_raised: True if the ranks stay alive after each of them raised within `grace_s`, and a probe
                 shows that they are at the same point.
         """
         self._begun.discard(request_id)
-        replies = self._await_replies(request_id, limits.CASE_S if limit_s is None else limit_s, grace_s)
+        replies = self._await_replies(request_id, limit_s, grace_s)
         if first_cause(replies) is None:
             all_declined = {reply.outcome for reply in replies} - {"not_in_mesh"} == {"declined"}
             if all_declined and not self._is_in_step():  # each may have declined at another point
