@@ -8,6 +8,7 @@ import sys
 import sysconfig
 from collections.abc import Sequence
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
@@ -24,7 +25,27 @@ _others: set[object] = set()
 
 
 def imported_files() -> tuple[str, ...]:
-    found = {getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())}
+    return users_files(list(sys.modules))
+
+
+@cache
+def files_imported_first() -> tuple[str, ...]:
+    """Returns the result of `imported_files` at the first call in this process, or in the process that forked it."""
+    return imported_files()
+
+
+def imported_after(last: str) -> list[str]:
+    """Returns the names of all modules that were imported after the module `last`, the newest first.
+
+    The function reads no name of an earlier module. A forked process copies each page with an object that it reads,
+    because Python counts references. Reading all modules was half of the pages that a rank copied.
+    """
+    return list(takewhile(last.__ne__, reversed(sys.modules)))
+
+
+def users_files(modules: Sequence[str]) -> tuple[str, ...]:
+    """Returns the files of these modules that are your files, in alphabetical order."""
+    found = {getattr(sys.modules.get(name), "__dict__", {}).get("__file__") for name in modules}
     users = sorted(file for file in found - _others if isinstance(file, str) and is_users(file))
     _others.update(found.difference(users))
     return tuple(users)

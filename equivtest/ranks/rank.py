@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from equivtest.base import limits
 from equivtest.base.refusal import is_missing
-from equivtest.base.users_code import imported_files
+from equivtest.base.users_code import files_imported_first, imported_after, users_files
 from equivtest.cases.case import Case, from_data
 from equivtest.errors import Misuse, NotSupported, Unsupported
 from equivtest.ranks.backend import Backend, choose_device
@@ -105,9 +105,8 @@ class Rank:
         self._shared = self._scratch if start.store is None else None
         self._device = torch.device("cpu")
         self._visit: VisitFunction | None = None
-        self._forked_with = frozenset(sys.modules)
-        self._num_modules = 0
-        self._files: tuple[str, ...] = ()
+        self._last_module = next(reversed(sys.modules))  # before the first request
+        self._files = files_imported_first()
         self._modules: tuple[str, ...] = ()
 
     def join(self, store: Any = None) -> Answers:
@@ -194,10 +193,9 @@ class Rank:
             return encode_reply(request_id, self._failed(error, begun_s), self._shared)
 
     def _note_imports(self) -> None:
-        if len(sys.modules) != self._num_modules:
-            self._num_modules, self._files = len(sys.modules), imported_files()
-            new = sys.modules.keys() - self._forked_with
-            self._modules = tuple(sorted(name for name in new if name.startswith("equivtest.")))
+        new = imported_after(self._last_module)
+        self._files = (*files_imported_first(), *users_files(new))
+        self._modules = tuple(sorted(name for name in new if name.startswith("equivtest.")))
 
     def _failed(self, error: BaseException, begun_s: float) -> Reply:
         now_s = time.monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 from equivtest.base import limits
-from equivtest.base.users_code import imported_files
+from equivtest.base.users_code import files_imported_first
 
 
 def warm(device: str) -> None:
@@ -32,7 +32,7 @@ def warm(device: str) -> None:
     if device == "cpu":
         torch.autograd.backward(torch.ones((), device="cpu", requires_grad=True))
         _run_tensor_parallel(limits.MAX_WORLD_SIZE + 1)
-    imported_files()  # a rank then looks only at the files that it imports itself
+    files_imported_first()  # a rank then looks only at the modules that it imports itself
     gc.collect()
     gc.freeze()  # otherwise the first collection in each rank copies every page of the server
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from equivtest.base import users_code
-from equivtest.base.users_code import imported_files, is_users, users_frames
+from equivtest.base.users_code import imported_after, imported_files, is_users, users_frames
 
 
 @pytest.mark.parametrize("prefix", [sys.prefix, sys.base_prefix])
@@ -44,3 +44,12 @@ def test_imported_files_of_the_user_are_those_of_the_modules_that_exist_now(
 
     assert twice == (tuple(sorted((*before, module.__file__))),) * 2
     assert imported_files() == before
+
+
+def test_modules_imported_after_a_module_are_named_without_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    last = next(reversed(sys.modules))
+    for name in ("late_plan", "later_plan"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+
+    assert imported_after(last) == ["later_plan", "late_plan"]
+    assert imported_after("later_plan") == []

@@ -31,6 +31,7 @@ from equivtest.ranks.launch import USERS
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.scratch import Scratch, scratch_directories, scratch_roots, sweep
+from tests.programs import tiny
 from tests.programs.tiny import PlainCase
 
 pytestmark = pytest.mark.ranks
@@ -99,6 +100,12 @@ def test_pool_has_a_digest_of_each_file_that_only_ranks_import(pool: Pool) -> No
     assert "tests.programs.late" not in sys.modules
     assert pool.code.keys() - before.keys() == {str(late)}
     assert pool.code[str(late)] == digest_of(str(late))
+
+
+def test_files_that_the_server_imported_before_it_forked_count_as_imported_by_ranks(pool: Pool) -> None:
+    pool.run("trivial", TWO)
+
+    assert tiny.__file__ in pool.code
 
 
 @pytest.mark.parametrize("subject", ["raises_alone", "raises_late"])
