@@ -1,22 +1,25 @@
-"""Shares ranks among test files, since starting their server takes as long as most files' work with them."""
+"""Shares ranks among test files, since starting their server takes as long as most files' work with them.
+
+xdist's controller loads this module and runs no test, so the module itself does not import torch.
+"""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from torch import distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from equivtest.pytest_plugin.pools import pool_of
-from equivtest.ranks.pool import Pool
-from tests.commands import Command
 
-torch.set_num_threads(1)  # the others would wait for work in a loop, see `equivtest.verdicts.judging.one_thread`
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from equivtest.ranks.pool import Pool
+    from tests.commands import Command
+
 gc.set_threshold(50_000)  # a search makes so many short-lived objects that a tenth of its time went into looking
-
 
 LONG = ("module", "data_parallel", "steps")
 """Files of properties that take half a minute or more, and would be among the last."""
@@ -30,7 +33,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Freezes all imported and collected objects, so that the garbage collector skips them."""
+    """Gives torch one thread. Freezes all imported and collected objects, so that the garbage collector skips them."""
+    import torch
+
+    torch.set_num_threads(1)  # the others would wait for work in a loop, see `equivtest.verdicts.judging.one_thread`
     gc.collect()
     gc.freeze()
 
@@ -44,12 +50,17 @@ def pool(pytestconfig: pytest.Config) -> Pool:
 @pytest.fixture
 def command(pool: Pool, capsys: pytest.CaptureFixture[str]) -> Command:
     """Calls `equivtest` in this process."""
+    from tests.commands import Command
+
     return Command(pool, capsys)
 
 
 @pytest.fixture
 def alone() -> Iterator[DeviceMesh]:
     """This process as the only rank of a gloo group."""
+    from torch import distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield init_device_mesh("cpu", (1,))
