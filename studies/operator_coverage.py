@@ -32,7 +32,8 @@ from equivtest.families.operators.case_samples import LEFT_OUT
 from equivtest.families.operators.case_table import OPERATORS, results_of
 from equivtest.families.operators.oracle import text_of
 from equivtest.families.operators.strategy import operator_cases
-from equivtest.families.operators.strategy_calls import calls_of_operator, forms_of
+from equivtest.families.operators.strategy_calls import calls_of_operator
+from equivtest.families.operators.strategy_forms import forms_of
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply

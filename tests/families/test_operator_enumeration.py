@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from typing import Any
 
 import pytest
 
@@ -23,8 +25,8 @@ from equivtest.families.operators.strategy_calls import (
     calls_of,
     calls_of_operator,
     covering,
-    forms_of,
 )
+from equivtest.families.operators.strategy_forms import forms_of
 from equivtest.property import Space
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
@@ -204,7 +206,7 @@ def test_every_operator_of_torchs_list_is_judged_or_left_out_for_a_reason() -> N
 def test_every_process_enumerates_the_same_calls() -> None:
     first = calls_of(Space((2,), ("float32",)), 1, 5)
     strategy_calls.calls_of_operator.cache_clear()
-    strategy_calls.forms_of.cache_clear()
+    forms_of.cache_clear()
 
     assert calls_of(Space((2,), ("float32",)), 1, 5) == first
 
@@ -262,8 +264,61 @@ def test_enumerated_calls_of_a_gate_run_reject_a_wrong_sharding_rule(rule: str, 
     assert killed(rule, calls(RULES[rule]), pool).startswith("equals_unsharded")
 
 
+def on_two_dtypes(name: str) -> list[OperatorCase]:
+    space = Space((2,), ("float32", "float64"))
+    found = [call for part in range(PARTS) for call in calls_of(space, 1, part)]
+    return [call for call in found if call.operator == name and call.other_dtypes]
+
+
 @pytest.mark.parametrize("name", sorted(strategy_calls.PROMOTING & set(strategy_calls.ENUMERATED)))
 def test_gate_run_calls_an_operator_that_promotes_on_two_dtypes(name: str) -> None:
-    calls = [call for part in range(PARTS) for call in calls_of(Space((2,), ("float32", "float64")), 1, part)]
+    assert ("float32", "float64") in [call.dtypes for call in on_two_dtypes(name)]
 
-    assert [call.dtypes for call in calls if call.operator == name and call.other_dtypes] == [("float32", "float64")]
+
+@pytest.mark.parametrize("name", ["add", "mul", "where", "copy in place"])
+def test_gate_run_calls_an_operator_on_an_operand_without_dims_of_another_dtype(name: str) -> None:
+    found = [pair for call in on_two_dtypes(name) for pair in zip(call.operands, call.other_dtypes, strict=True)]
+
+    assert ((), "float64") in found
+
+
+def places(name: str) -> set[tuple[str, bool, object]]:
+    """Returns (place of the sharded dim, whether several dims are named, keepdim) of an operator's calls."""
+    found = set()
+    for case in calls(name):
+        arguments, [[text]] = dict(case.arguments), case.placements
+        dim: Any = arguments.get("dim", ())
+        named = [each % len(case.operands[0]) for each in (dim if isinstance(dim, tuple) else (dim,))]
+        if named and text.startswith("shard"):
+            sharded = int(text.removeprefix("shard(").removesuffix(")"))
+            where = "named" if sharded in named else "before" if sharded < min(named) else "behind"
+            found.add((where, len(named) > 1, arguments.get("keepdim", False)))
+    return found
+
+
+@pytest.mark.parametrize("name", ["sum", "amax", "any", "argmax"])
+def test_gate_run_reduces_a_dim_before_at_and_behind_the_sharded_dim(name: str) -> None:
+    each = {(where, False, keeps) for where in ("before", "named", "behind") for keeps in (False, True)}
+
+    assert each <= places(name)
+
+
+@pytest.mark.parametrize("name", ["sum", "amax", "any", "linalg.vector_norm"])
+def test_gate_run_keeps_several_reduced_dims_before_a_sharded_dim(name: str) -> None:
+    assert ("behind", True, True) in places(name)
+
+
+@pytest.mark.parametrize(("name", "number"), [("mul", "other"), ("div", "other"), ("add", "alpha"), ("add", "other")])
+@pytest.mark.parametrize("op", ["sum", "avg", "max", "min"])
+def test_gate_run_puts_numbers_of_both_signs_beside_each_partial_operand(name: str, number: str, op: str) -> None:
+    values = [dict(case.arguments).get(number) for case in calls(name) if case.placements[0] == (f"partial({op})",)]
+    signs = {math.copysign(1, value) for value in values if isinstance(value, int | float)}
+
+    assert signs == {-1.0, 1.0}
+
+
+@pytest.mark.parametrize("op", ["sum", "max"])
+def test_gate_run_calls_an_operator_of_two_operands_on_one_partial_operand(op: str) -> None:
+    share, whole = (f"partial({op})",), ("replicate",)
+
+    assert {(share, whole), (whole, share)} <= {case.placements for case in calls("mul")}

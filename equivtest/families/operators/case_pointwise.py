@@ -75,11 +75,11 @@ ROWS = (
     *(chooses(name, call, pairs(), domain=BITS) for name, call in _COMPARISONS[6:]),
     *(chooses(name, call, pairs()) for name, call in _CHOICES),
     # Arithmetic of two and three operands.
-    Operator("add", torch.add, either(pairs(), pairs(alpha=2), numbers("other", 1.0, 2, -3.0))),
-    Operator("sub", torch.sub, either(pairs(), pairs(alpha=2), numbers("other", 1.0, 2))),
-    Operator("rsub", torch.rsub, either(pairs(), numbers("other", 1.0, 2))),
+    Operator("add", torch.add, either(pairs(), pairs(alpha=2), pairs(alpha=-2), numbers("other", 1.0, 2, -3.0))),
+    Operator("sub", torch.sub, either(pairs(), pairs(alpha=2), pairs(alpha=-2), numbers("other", 1.0, 2, -3.0))),
+    Operator("rsub", torch.rsub, either(pairs(), numbers("other", 1.0, 2, -3.0))),
     Operator("mul", torch.mul, either(pairs(), numbers("other", 2.0, -3, 0.5))),
-    rounded("div", torch.div, either(pairs(), numbers("other", 3.0, 2)), domain=POSITIVE),
+    rounded("div", torch.div, either(pairs(), numbers("other", 3.0, 2, -2.0)), domain=POSITIVE),
     rounded("true_divide", torch.true_divide, pairs(), domain=POSITIVE),
     chooses(
         "remainder", torch.remainder, either(pairs(), numbers("other", 2.0)), domain=POSITIVE, adds_cotangents=False
@@ -92,7 +92,7 @@ ROWS = (
     rounded("hypot", torch.hypot, pairs()),
     rounded("logaddexp", torch.logaddexp, pairs()),
     rounded("xlogy", torch.xlogy, pairs(), domain=POSITIVE),
-    rounded("addcmul", torch.addcmul, either(triples(), triples(value=2))),
+    rounded("addcmul", torch.addcmul, either(triples(), triples(value=2), triples(value=-2))),
     rounded("addcdiv", torch.addcdiv, triples(), domain=POSITIVE),
     rounded("lerp", torch.lerp, either(triples(), pairs(weight=0.5))),
     chooses(

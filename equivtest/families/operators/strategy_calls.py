@@ -1,15 +1,22 @@
-"""Enumerates calls: at most six forms of every operator, under combinations of its operands' placements.
+"""Enumerates calls: the forms of every operator, under combinations of its operands' placements.
 
-A form says which shapes the operands have, and with which arguments the operator is called. A combination has a form,
-the placement of each operand and of the cotangents, and the mode of values. The placement of the cotangents and the
-mode alternate from combination to combination. Therefore most forms lack some pair of a cotangents' placement or mode
-with an operand's placement.
+A combination has a form, the placement of each operand and of the cotangents, and the mode of values. The placement of
+the cotangents and the mode alternate from combination to combination. Therefore most forms lack some pair of a
+cotangents' placement or mode with an operand's placement.
 
-A combination has five more axes: whether all operands have one placement; which operand is the only partial operand;
-which dim is sharded in every operand that has this dim; whether the dim that the call names is sharded; and whether a
-dim is sharded that the result lacks, or that has another number in the result. A table of strength 1 has every value
-that occurs in some combination. A table of strength 2 has every pair of values that occurs in some combination. The
-calls of one operator follow each other in one process, so that a wrong cache would show.
+A combination has seven more axes:
+
+- whether all operands have one placement;
+- which operand is the only partial operand, and how it is partial;
+- which dim is sharded in every operand that has this dim;
+- whether the dim that the call names is sharded;
+- whether a dim is sharded that the result lacks, or that has another number in the result;
+- whether the sharded dim lies before the dims that the call names, or behind, and whether the result keeps these;
+- the sign of a number beside a partial operand.
+
+A table of strength 1 has every value that occurs in some combination. A table of strength 2 has every pair of values
+that occurs in some combination. The calls of one operator follow each other in one process, so that a wrong cache would
+show.
 """
 
 from __future__ import annotations
@@ -23,19 +30,18 @@ from typing import TypeVar
 
 from equivtest.cases.case import Shape
 from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE, OperatorCase, Placements
-from equivtest.families.operators.case_forms import Signature, Signatures
-from equivtest.families.operators.case_operator import ALONE, FLOATS, Operator
+from equivtest.families.operators.case_forms import Signature
+from equivtest.families.operators.case_operator import FLOATS, Operator
 from equivtest.families.operators.case_reductions import TIES
 from equivtest.families.operators.case_samples import IN_PLACE, OUT, ROWS, UNDECIDED, way_of
-from equivtest.families.operators.case_table import BACKWARD, HAND_WRITTEN, OPERATORS, is_taken, kind_of, results_of
+from equivtest.families.operators.case_table import BACKWARD, HAND_WRITTEN, OPERATORS, kind_of, results_of
+from equivtest.families.operators.strategy_forms import forms_of, places_of, signs_of
 from equivtest.property import Enumeration, Space
 
 T = TypeVar("T")
 
-SHAPES: tuple[Shape, ...] = ((3, 4), (2, 3, 2), (5,), (3, 1, 4))
-"""Shapes that the hand-written forms get. Two ranks shard dims of size 3 and 5 unevenly. Views drop dims of size 1."""
 REDUCTIONS = ("partial(sum)", "partial(avg)", "partial(max)", "partial(min)")
-"""Partial placements. At depth 1 an operand after the first has no averages, and no operand has minima."""
+"""Partial placements. At depth 1 an operand after the first has no averages and no minima."""
 SLOW_IF_SHARDED = frozenset({"_batch_norm_with_update", "nn.functional.batch_norm", "nn.functional.instance_norm"})
 """Operators that are called only on replicated operands, because other placements take longer than a minute.
 
@@ -53,8 +59,6 @@ PROMOTING = frozenset(
 )  # fmt: skip
 """Operators that accept operands of several dtypes."""
 
-MAX_FORMS = 6
-"""Largest number of forms per operator."""
 MAX_ROWS = 200
 """Largest number of combinations per form that `covering` chooses from."""
 
@@ -100,14 +104,28 @@ def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
 
 
 def _of_two_dtypes(calls: Sequence[OperatorCase], dtypes: Sequence[str]) -> list[OperatorCase]:
-    """Returns one more call of an operator of `PROMOTING`: the second operand has another dtype of `dtypes`."""
+    """Returns more calls of an operator of `PROMOTING`, in which one operand has another dtype of `dtypes`.
+
+    There is one call for each choice of operands without dims that occurs in `calls`. The other dtype is that of the
+    first operand without dims, or else that of the second operand. Beside an operand without dims no operand is
+    partial, because torch confuses such calls with calls on a number (finding 95).
+    """
+    found = dict[tuple[bool, ...], OperatorCase]()
     for case in calls:
-        wider = [each for each in dtypes if each in REAL_DTYPES and each != case.dtype][:1]
+        others = [each for each in dtypes if each in REAL_DTYPES and each != case.dtype]
         numbers = case.requires_grad
-        if wider and case.operator in PROMOTING and len(numbers) > 1:
-            named = tuple(wider[0] if number == numbers[1] else "" for number in range(len(case.operands)))
-            return [replace(case, other_dtypes=named, values=((EXACT_MODE, 1),))]
-    return []
+        if others and case.operator in PROMOTING and len(numbers) > 1:
+            lacks = tuple(not shape for shape in case.operands)
+            other = next((number for number in numbers if lacks[number]), numbers[1])
+            named = tuple(others[0] if number == other else "" for number in range(len(lacks)))
+            placements = tuple(map(_first_shard, case.operands)) if any(lacks) else case.placements
+            changed = replace(case, placements=placements, other_dtypes=named, values=((EXACT_MODE, 1),))
+            found.setdefault(lacks, changed)
+    return list(found.values())
+
+
+def _first_shard(shape: Shape) -> Placements:
+    return ("shard(0)" if shape and shape[0] > 1 else "replicate",)
 
 
 @lru_cache(maxsize=2**11)
@@ -123,39 +141,6 @@ def calls_of_operator(name: str, world_size: int, dtype: str, strength: int) -> 
     is_limited = OPERATORS[name].has_samples and (way or strength == 1)
     num = MAX_CALLS[way] * strength if is_limited else len(rows)
     return tuple(_case(name, world_size, dtype, row) for row in covering(name, rows, strength)[:num])
-
-
-@cache
-def forms_of(name: str) -> Signatures:
-    """Returns at most MAX_FORMS signatures of an operator.
-
-    Each next signature is the signature with the most features (`_features`) that no earlier signature has. An operator
-    that computes each element alone has signatures of one shape.
-    """
-    operator = OPERATORS[name]
-    shapes = [each for each in SHAPES if operator.has_samples or len(each) in operator.num_dims]
-    if operator.has_samples or operator.form is ALONE:  # the shape does not matter, or each element is separate
-        shapes = shapes[:1]
-    left = list(dict.fromkeys(signature for shape in shapes for signature in operator.form(shape)))
-    seen, kept = set[object](), list[Signature]()
-    while left and len(kept) < MAX_FORMS:
-        best = max(left, key=lambda signature: len(_features(signature) - seen))
-        left.remove(best)
-        if is_taken(name, best, "float32"):
-            seen |= _features(best)
-            kept.append(best)
-    return tuple(kept)
-
-
-def _features(signature: Signature) -> frozenset[object]:
-    """Returns the arguments, the numbers of dims, and facts on the shapes.
-
-    The facts are which operands have the first operand's shape, which have a dim of size 1, and if the call names one.
-    """
-    shapes, dim = signature.shapes, dict(signature.arguments).get("dim")
-    alike, single = tuple(shape == shapes[0] for shape in shapes), tuple(1 in shape for shape in shapes)
-    names_single = isinstance(dim, int) and shapes[0][dim : dim + 1 or None] == (1,)
-    return frozenset((*signature.arguments, tuple(map(len, shapes)), alike, ("single", *single), names_single))
 
 
 Row = tuple[Signature, tuple[str, ...], str, str]
@@ -210,7 +195,7 @@ def _modes(operator: Operator) -> tuple[str, ...]:
 def _placements(name: str, signature: Signature, number: int, strength: int) -> tuple[str, ...]:
     kind = kind_of(OPERATORS[name], signature.holds, number)
     shards = tuple(f"shard({dim})" for dim, size in enumerate(signature.shapes[number]) if size > 1)
-    reductions = REDUCTIONS if strength > 1 else REDUCTIONS[:3] if number == 0 else REDUCTIONS[:3:2]
+    reductions = REDUCTIONS if strength > 1 or number == 0 else REDUCTIONS[:3:2]
     return (*shards, *(reductions if kind == FLOATS else ()), "replicate")
 
 
@@ -247,6 +232,10 @@ def _values(name: str, row: Row) -> list[tuple[object, ...]]:
     changed, moved = _changed_and_moved(name, signature)
     if texts[0] in changed or texts[0] in moved:
         values.append(("changed dim is divided" if texts[0] in changed else "moved dim is divided", texts[0]))
+    partial = [(number, text) for number, text in enumerate(texts) if text in REDUCTIONS]
+    values += [("beside", *each, *sign) for each in partial for sign in signs_of(signature)]
+    if place := places_of(signature).get(texts[0]):
+        values.append(("place", *place))
     if _is_whole(texts):
         values.append(("whole",))
     return values
@@ -261,9 +250,9 @@ def _traits(signature: Signature, texts: tuple[str, ...]) -> list[tuple[object, 
     if len(texts) < 2:
         return []
     traits: list[tuple[object, ...]] = [("alike", texts[0])] if len(set(texts)) == 1 else []
-    partial = [number for number, text in enumerate(texts) if text == REDUCTIONS[0]]
+    partial = [number for number, text in enumerate(texts) if text in REDUCTIONS]
     if len(partial) == 1 and texts.count("replicate") == len(texts) - 1:
-        traits.append(("alone", partial[0]))
+        traits.append(("alone", partial[0], texts[partial[0]]))
     together = ("together", *_dims_by_letter(signature).get(texts, ()))
     return [*traits, together] if len(together) > 1 else traits
 
