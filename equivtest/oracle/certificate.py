@@ -23,6 +23,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from equivtest.oracle.exact import InexactData, bits_of, find_integers, significand_bits
+from equivtest.oracle.lists import PREFIX as LISTS
+from equivtest.oracle.lists import each_apart
 from equivtest.oracle.modes import Mode
 from equivtest.oracle.places import Places
 
@@ -107,6 +109,9 @@ class Certificate(Mode):
             raise InexactData(f"{name} draws at random, so two runs differ")
         if not any(map(is_floating, tree_leaves((args, kwargs)))) and not _rounds(func, args, kwargs):
             return func(*args, **kwargs)
+        if name.startswith(LISTS):
+            with self:
+                return each_apart(func, args, kwargs)
         if name in CONVERTS:
             return self._converted(func, args, kwargs)
         if name not in MOVES | SUMS | PRODUCTS | ON_MAGNITUDES.keys():

@@ -20,6 +20,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from equivtest.oracle.exact import InexactData
+from equivtest.oracle.lists import PREFIX as LISTS
+from equivtest.oracle.lists import each_apart
 from equivtest.oracle.modes import Mode
 from equivtest.oracle.places import Places
 from equivtest.oracle.ranged import Parts, Ranged, constant
@@ -125,6 +127,9 @@ class RunningError(Mode):
             return func(*values_of(args))
         if isinstance(kwargs.get("out"), Ranged):
             return self._put(func, args, kwargs)
+        if name.startswith(LISTS):
+            with self:
+                return each_apart(func, args, kwargs)
         tensors = leaves((args, kwargs))
         is_unknown = name in UNKNOWN or (name in UNKNOWN_IN_FLOAT64 and _has_float64(tensors))
         if is_unknown or kwargs.get("out") is not None or (name == "view" and func._overloadname == "dtype"):

@@ -15,7 +15,7 @@ from equivtest.errors import Misuse
 from equivtest.families.operators import strategy_calls
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.case_samples import LEFT_OUT, ROWS, UNDECIDED, run_form
-from equivtest.families.operators.case_table import HAND_WRITTEN, OPERATORS
+from equivtest.families.operators.case_table import HAND_WRITTEN, LISTS, OPERATORS
 from equivtest.families.operators.oracle import judged_how
 from equivtest.families.operators.strategy_calls import (
     CONVOLUTIONS,
@@ -322,3 +322,11 @@ def test_gate_run_calls_an_operator_of_two_operands_on_one_partial_operand(op: s
     share, whole = (f"partial({op})",), ("replicate",)
 
     assert {(share, whole), (whole, share)} <= {case.placements for case in calls("mul")}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_every_result_of_an_operator_on_lists_is_judged(name: str) -> None:
+    allowed = [found.allowed for case in calls(name) for found in judged_how(case, 0).values()]
+
+    assert len(allowed) >= 20
+    assert not any(each is not None and each.isinf().any() for each in allowed)

@@ -20,6 +20,7 @@ from equivtest.families.operators import (
     case_backward,
     case_chance,
     case_images,
+    case_lists,
     case_others,
     case_pointwise,
     case_products,
@@ -51,9 +52,13 @@ HAND_WRITTEN: dict[str, Operator] = {
 BACKWARD = {operator.name: operator for operator in case_backward.ROWS}
 """Operators that a backward calls, by name; random cases have none."""
 
+LISTS = {operator.name: operator for operator in case_lists.ROWS}
+"""Operators on lists of tensors, by name; random cases have none."""
+
 OPERATORS = {
     **HAND_WRITTEN,
     **BACKWARD,
+    **LISTS,
     **{operator.name: operator for operator in (*case_samples.ROWS, case_reductions.TIES)},
 }
 """All operators by name: those written by hand, those with forms from torch's own list, and `amax of ties`."""

@@ -34,7 +34,7 @@ from equivtest.families.operators.case_forms import Signature
 from equivtest.families.operators.case_operator import FLOATS, Operator
 from equivtest.families.operators.case_reductions import TIES
 from equivtest.families.operators.case_samples import IN_PLACE, OUT, ROWS, UNDECIDED, way_of
-from equivtest.families.operators.case_table import BACKWARD, HAND_WRITTEN, OPERATORS, kind_of, results_of
+from equivtest.families.operators.case_table import BACKWARD, HAND_WRITTEN, LISTS, OPERATORS, kind_of, results_of
 from equivtest.families.operators.strategy_forms import forms_of, places_of, signs_of
 from equivtest.property import Enumeration, Space
 
@@ -83,7 +83,7 @@ torch 2.13.0 refuses each of the three calls that a gate would make, on every ra
 SAMPLED = tuple(row.name for row in ROWS if not way_of(row.name) and row.name not in UNDECIDED)
 """Names of other such operators that are called as functions and that the oracle can judge."""
 
-ALL = (*HAND_WRITTEN, *BACKWARD, *SAMPLED, TIES.name)
+ALL = (*HAND_WRITTEN, *BACKWARD, *LISTS, *SAMPLED, TIES.name)
 """Names of the operators that a conformance run calls."""
 ENUMERATED = tuple(name for name in ALL if name not in REFUSED)
 """Names of the operators that a gate calls. `known_failures.toml` lists all failures of these calls."""

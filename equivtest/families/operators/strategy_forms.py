@@ -15,7 +15,7 @@ from equivtest.families.operators.case_table import OPERATORS, is_taken
 
 SHAPES: tuple[Shape, ...] = ((3, 4), (2, 3, 2), (5,), (3, 1, 4))
 """Shapes that the hand-written forms get. Two ranks shard dims of size 3 and 5 unevenly. Views drop dims of size 1."""
-NUMBERS = frozenset({"other", "alpha", "exponent", "value", "weight", "min", "max"})
+NUMBERS = frozenset({"other", "alpha", "exponent", "value", "weight", "min", "max", "scalar"})
 """Arguments whose sign matters beside a partial operand."""
 
 MAX_FORMS = 8
