@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -20,7 +20,7 @@ from equivtest.property import Property
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from tests.gate import cases_of, known_in, rejects
-from tests.programs.wrong_operators import WRONG
+from tests.programs.wrong_operators import BLIND, SEEN, WRONG
 
 PROPERTIES = ("dtensor_operator_chains", "dtensor_operators")
 
@@ -52,11 +52,18 @@ def main() -> None:
     torch.set_num_threads(1)
     print("| rule | what is wrong | near | rejected by | visits | seconds |")
     print("|" + " --- |" * 6)
-    listed, rows = list(visits()), []
+    listed, rows = list(visits()), dict[str, str]()
     for name in parser.parse_args().names:
-        rows.append(row(name, listed))
-        print(rows[-1], flush=True)
-    print(f"\n{sum('| GREEN |' not in each for each in rows)} of {len(rows)} are rejected")
+        rows[name] = row(name, listed)
+        print(rows[name], flush=True)
+    print(f"\nRejected are {num_rejected(rows, SEEN)} that were known when the gate's cases were last changed,")
+    print(f"and {num_rejected(rows, BLIND)} that were planted after this change.")
+
+
+def num_rejected(rows: dict[str, str], names: Iterable[str]) -> str:
+    """Returns, for example, '3 of 4', from a table with one row for each name."""
+    of = [rows[name] for name in names if name in rows]
+    return f"{sum('| GREEN |' not in each for each in of)} of {len(of)}"
 
 
 if __name__ == "__main__":

@@ -154,11 +154,77 @@ def attention_to_own_keys(mesh: DeviceMesh) -> Pair:
     return _full(torch.ops.aten._safe_softmax(_put(x, mesh, Shard(1)), -1)), x.softmax(-1)
 
 
-def _run(rank: int, store: str, names: list[str]) -> None:
+def norm_of_shares(mesh: DeviceMesh) -> Pair:
+    return _full(torch.linalg.vector_norm(_share(mesh, "sum"))), torch.tensor([4.0, 7.0]).norm()
+
+
+def first_reduction_remembered(mesh: DeviceMesh) -> Pair:
+    x = _numbers(4, 4)
+    _put(x, mesh, Shard(0)).amax(1)
+    return _full(_put(x, mesh, Shard(0)).amax(0)), x.amax(0)
+
+
+def number_minus_shares(mesh: DeviceMesh) -> Pair:
+    return _full(10 - _share(mesh, "sum")), torch.tensor([6.0, 3.0])
+
+
+def largest_added_in_turn(mesh: DeviceMesh) -> Pair:
+    return _full(_share(mesh, "max").cumsum(0)), torch.tensor([3.0, 8.0])
+
+
+def divided_by_two_ranks(mesh: DeviceMesh) -> Pair:
+    share, term = DTensor.from_local(torch.ones(2), mesh, [Partial()]), _put(torch.ones(2), mesh, Replicate())
+    return _full(share + term), torch.full((2,), mesh.size() + 1.0)
+
+
+def second_axis_not_reduced(mesh: DeviceMesh) -> Pair:
+    two_axes = init_device_mesh("cpu", (1, mesh.size()))
+    share = DTensor.from_local(torch.ones(2), two_axes, [Replicate(), Partial()])
+    return _full(share), torch.full((2,), float(mesh.size()))
+
+
+def rows_of_first_axis(mesh: DeviceMesh) -> Pair:
+    two_axes, whole = init_device_mesh("cpu", (1, mesh.size())), Replicate()
+    table, ids = _numbers(4, 2), torch.tensor([0, 3, 1])
+    put = (_put(ids, two_axes, whole, whole), _put(table, two_axes, whole, Shard(0)))
+    return _full(F.embedding(*put)), F.embedding(ids, table)
+
+
+def copied_from_the_same_dim(mesh: DeviceMesh) -> Pair:
+    target, source = _numbers(2, 2, 2), _numbers(2, 2) + 20
+    copy = _put(target, mesh, Shard(0))
+    return _full(copy.copy_(_put(source, mesh, Shard(0)))), target.clone().copy_(source)
+
+
+def target_on_every_rank(mesh: DeviceMesh) -> Pair:
+    x, index, terms = _numbers(4), torch.tensor([0, 1, 1, 3]), _numbers(4) + 20
+    put = [_put(x, mesh, Replicate()), *(_put(each, mesh, Shard(0)) for each in (index, terms))]
+    return _full(put[0].scatter_add(0, put[1], put[2])), x.scatter_add(0, index, terms)
+
+
+def filled_like_a_share(mesh: DeviceMesh) -> Pair:
+    return _full(torch.full_like(_share(mesh, "sum"), 3.0)), torch.full((2,), 3.0)
+
+
+def parts_exchanged_in_reverse(mesh: DeviceMesh) -> Pair:
+    x = _numbers(4, 4)
+    return _put(x, mesh, Shard(0)).redistribute(mesh, [Shard(1)]).full_tensor(), x
+
+
+def gradient_of_own_ids(mesh: DeviceMesh) -> Pair:
+    ids = torch.tensor([0, 1, 1, 2])
+    return _gradient(_numbers(3, 2), Replicate(), mesh, lambda w, put: F.embedding(put(ids, Shard(0)), w))
+
+
+WORLD_SIZES = {"divided_by_two_ranks": 3}
+"""Numbers of ranks that show a wrong operator, if two do not."""
+
+
+def _run(rank: int, store: str, world_size: int, names: list[str]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    mesh = init_device_mesh("cpu", (2,))
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    mesh = init_device_mesh("cpu", (world_size,))
     for name in names:
         said = [_verdict(name, mesh)]
         with wrong_torch(WRONG[name]):
@@ -180,5 +246,7 @@ def _verdict(name: str, mesh: DeviceMesh) -> str:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_run, (f"{folder}/store", sys.argv[1:] or list(WRONG)), nprocs=2)
+    for world_size in (2, 3):
+        named = [name for name in sys.argv[1:] or WRONG if WORLD_SIZES.get(name, 2) == world_size]
+        with tempfile.TemporaryDirectory() as folder:
+            mp.spawn(_run, (f"{folder}/store", world_size, named), nprocs=world_size)

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, _nonlinear_redux
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, _nonlinear_redux, placement_types
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 from torch.distributed.tensor._ops import _math_ops, _tensor_ops
@@ -177,11 +177,39 @@ def _rows_of_own(combination: list[Any], args: Any) -> list[Any]:
     return [out, *statistics, Shard(0), *[WHOLE] * (len(combination) - 4)]
 
 
+def _reduced_on_first_axis(right: Any, self: Partial, tensor: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> Any:
+    return right(self, tensor, mesh, 0) if mesh_dim == 0 else tensor
+
+
+def _masked_on_first_axis(right: Any, self: Any, tensor: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> Any:
+    return right(self, tensor, mesh, 0)
+
+
+def _halved(right: Any, self: Partial, tensor: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> Any:
+    return tensor / 2 if self == SUM and mesh.size(mesh_dim) > 1 else right(self, tensor, mesh, mesh_dim)
+
+
+def _exchanged_in_reverse(right: Any, tensor: torch.Tensor, gather_dim: int, *rest: Any) -> Any:
+    mesh, mesh_dim = rest[-2:]
+    parts = right(tensor, gather_dim, *rest).chunk(mesh.size(mesh_dim), gather_dim)
+    return torch.cat(parts[::-1], gather_dim)
+
+
+def _same_dim(shapes: Any, args: Any) -> list[list[Placement]]:
+    """Shards the target and a source with fewer dims on dims of the same number."""
+    target, source = shapes
+    return [[Shard(dim)] * 3 for dim in range(len(source)) if len(source) < len(target)]
+
+
+def _first_reduction_remembered() -> AbstractContextManager[Any]:
+    return patch.dict(PROPAGATOR.op_to_schema_info, {aten.amax.default: RuntimeSchemaInfo(100)})
+
+
 def _first_dim_remembered() -> AbstractContextManager[Any]:
     return patch.dict(PROPAGATOR.op_to_schema_info, {aten.cumsum.default: RuntimeSchemaInfo(100)})
 
 
-WRONG: dict[str, WrongOperator] = {
+SEEN: dict[str, WrongOperator] = {
     # Pointwise.
     "scalar_on_every_rank": WrongOperator("a scalar is added on every rank", "163193, 149768", rule([aten.add.Tensor], lambda s, a: _scalar(s, a, SUM))),
     "largest_scaled_by_a_negative": WrongOperator("a largest stays the largest times a negative scalar", "170035", rule([aten.mul.Tensor], lambda s, a: _scalar(s, a, MAX))),
@@ -207,7 +235,25 @@ WRONG: dict[str, WrongOperator] = {
     "total_weight_of_own_rows": WrongOperator("nll_loss divides gradients by the weight of each rank's rows alone", "185167", wrapped(aten.nll_loss_forward.default, _own_total_weight)),
     "attention_to_own_keys": WrongOperator("the softmax of an attention works on each rank's keys alone", "134050", rule([aten._safe_softmax.default], kept(along=lambda s, a: [a[1] % len(s[0])]))),
 }  # fmt: skip
-"""Name -> defect."""
+"""Name -> defect that was known when the gate's cases were last changed."""
+
+BLIND: dict[str, WrongOperator] = {
+    "norm_of_shares": WrongOperator("each rank takes the norm of its share of a sum", "165962", rule([aten.linalg_vector_norm.default], always(SUM, SUM))),
+    "first_reduction_remembered": WrongOperator("the cache of rules for amax ignores the dim", "159289, 134146", _first_reduction_remembered, stays=True),
+    "number_minus_shares": WrongOperator("each rank subtracts its share from the whole number", "163193", rule([aten.rsub.Scalar], always(SUM, SUM))),
+    "largest_added_in_turn": WrongOperator("cumsum of a partial maximum stays a maximum", "170035, 165962", rule([aten.cumsum.default], always(MAX, MAX))),
+    "divided_by_two_ranks": WrongOperator("a term of a sum is divided by two, whatever the number of ranks", "149768", replaced(Partial, "_partition_value", _halved)),
+    "second_axis_not_reduced": WrongOperator("partial sums are reduced on the first axis of a mesh alone", "166598", replaced(Partial, "_reduce_value", _reduced_on_first_axis)),
+    "rows_of_first_axis": WrongOperator("an embedding finds its rows by the rank on the first axis of a mesh", "118513, 166598", replaced(_MaskPartial, "_partition_value", _masked_on_first_axis)),
+    "copied_from_the_same_dim": WrongOperator("copy_ from a tensor with fewer dims counts dims from the front", "158538", rule([aten.copy_.default], _same_dim)),
+    "target_on_every_rank": WrongOperator("scatter_add counts its first operand on every rank", "172350, 170934", rule([aten.scatter_add.default], lambda s, a: [[SUM, WHOLE, Shard(a[1] % len(s[0])), Shard(a[1] % len(s[0]))]])),
+    "filled_like_a_share": WrongOperator("full_like of a partial sum fills each share", "163193", rule([aten.full_like.default], always(SUM, SUM))),
+    "parts_exchanged_in_reverse": WrongOperator("a shard that moves to another dim gets the ranks' parts in reverse order", "144109, 161368", replaced(placement_types, "shard_dim_alltoall", _exchanged_in_reverse)),
+    "gradient_of_own_ids": WrongOperator("each rank's ids give the whole gradient of an embedding", "118513, 133499", rule([aten.embedding_dense_backward.default], lambda s, a: [[WHOLE, Shard(d), Shard(d)] for d in range(len(s[1]))])),
+}  # fmt: skip
+"""Name -> defect that was planted after the last change of the gate's cases."""
+
+WRONG = SEEN | BLIND
 
 
 @contextmanager
