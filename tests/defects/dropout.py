@@ -88,6 +88,21 @@ another_mask_in_backward = wrong(
 )(answers_of(_AnotherInBackward))
 
 
+class _NewNumbers(OwnDropout):
+    """The recomputation draws a new mask."""
+
+    def mask_of_backward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.mask(x) if self.case.recomputed else mask
+
+
+new_numbers_in_the_recomputation = wrong(
+    "state across calls",
+    DropoutCase(world_size=1, recomputed=True, values=(("dense", 1),)),
+    "of one element the two masks differ half of the time",
+    claim="gradients_equal_unsharded",
+)(answers_of(_NewNumbers))
+
+
 class _NotScaled(OwnDropout):
     """The remaining elements are not divided by 1 - p."""
 

@@ -37,6 +37,7 @@ class DropoutCase(ActivationCase):
         x_is_dtensor: Whether x is passed as a DTensor. The style 'dtensor' requires this, and so do uneven shards,
             because torch computes the global shape of a plain tensor as local size times ranks.
         use_local_output: Option of SequenceParallel. If True, the output is a plain tensor instead of a DTensor.
+        recomputed: Whether the backward computes the dropout again, by torch.utils.checkpoint.
         requires_grad: ('x',) if x needs a gradient, () if it does not.
         x_contiguous, cotangent_contiguous: Whether the harness passes x, or the cotangent, contiguous in memory.
     """
@@ -51,6 +52,7 @@ class DropoutCase(ActivationCase):
     seeding: Annotated[str, OneOf(SEEDINGS)] = "by_shard"
     x_is_dtensor: bool = True
     use_local_output: bool = False
+    recomputed: bool = False
     requires_grad: Annotated[tuple[str, ...], OneOf(X_ALONE)] = ("x",)
     x_contiguous: bool = True
     cotangent_contiguous: bool = True

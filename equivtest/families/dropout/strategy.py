@@ -56,6 +56,7 @@ def dropout_cases(draw: Draw, space: Space) -> DropoutCase:
         seeding=pick(draw, "seeding", ("by_shard", "by_shard", "same")),
         x_is_dtensor=x_is_dtensor or style == "dtensor" or not plain_will_do,
         use_local_output=pick(draw, "use_local_output", (False, True)) and style == "sequence_parallel",
+        recomputed=pick(draw, "recomputed", (False, True)),
         **pick_gradients(draw, ("x",)),
         **pick_run(draw, world_size, RANDOM_MODES if training and p > 0 else IDENTITY_MODES),
     )

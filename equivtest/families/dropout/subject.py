@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor._random import manual_seed
 from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
+from torch.utils.checkpoint import checkpoint
 
 from equivtest.cases.subject import Answers, Given, as_dtensor, run_backward, under_contract
 from equivtest.families.dropout.case import DropoutCase
@@ -31,7 +32,8 @@ def parallel_dropout(case: DropoutCase, mesh: DeviceMesh, given: Given) -> Answe
         layer = parallelize_module(layer, mesh, plan)
     x = given["x"].detach().requires_grad_("x" in case.requires_grad)  # shares the harness's memory
     with seeded(mesh, int(given["seeds"])):
-        output = layer(as_dtensor(x, case, "x", mesh) if case.x_is_dtensor else x)
+        given_x = as_dtensor(x, case, "x", mesh) if case.x_is_dtensor else x
+        output = checkpoint(layer, given_x, use_reentrant=False) if case.recomputed else layer(given_x)
         run_backward(output, case, mesh, given["cotangent"])
     return dropout_answers(case, x, output)
 
