@@ -59,6 +59,24 @@ momentum_not_carried = wrong(
 )(answers_of(_Forgetful))
 
 
+class _WarmsUpLonger(Run):
+    """The schedule after the warm-up begins one step late."""
+
+    def make_schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        schedule = super().make_schedule(optimizer)
+        if isinstance(schedule, torch.optim.lr_scheduler.SequentialLR):
+            schedule._milestones = [3]
+        return schedule
+
+
+next_schedule_begins_late = wrong(
+    "state across steps",
+    MlpCase(world_size=1, requires_grad=("in_proj.weight",), optimizer="sgd", steps=3, between_steps="warm_up"),
+    "the warm-up takes two steps, and the next schedule begins with the third",
+    claim="trains_like_unsharded",
+)(answers_of(_WarmsUpLonger))
+
+
 class _Undecayed(Run):
     """The weight decay does not reach the bias of out_proj."""
 

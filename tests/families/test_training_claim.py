@@ -55,7 +55,7 @@ def test_training_claim_holds_for_right_ranks() -> None:
     assert judgement.agreeing == tuple(name for name in CASE.answer_names() if name.startswith("step"))
 
 
-@pytest.mark.parametrize("between", ["", "halve"])
+@pytest.mark.parametrize("between", ["", "halve", "warm_up"])
 @pytest.mark.parametrize(
     ("optimizer", "variant"),
     [("sgd", "nesterov"), ("sgd", "dampened"), ("sgd", "maximize"), ("adamw", "maximize")],

@@ -46,7 +46,7 @@ def train(case: PerceptronCase, dtype: torch.dtype, index: int = 0) -> dict[str,
             optimizer.step()
             found |= _state_after(case, step, optimizer, parameters)
             optimizer.zero_grad()
-            halve(case, optimizer)
+            change_rate(case, optimizer, step)
     return found
 
 
@@ -134,7 +134,7 @@ def unsharded_mixed(case: MixedCase, index: int) -> dict[str, torch.Tensor]:
                 for name in case.graded_parameters(step):
                     answers[f"step{step}.clipped.{name}"] = masters[name].grad.clone()
             optimizer.step()
-            halve(case, optimizer)
+            change_rate(case, optimizer, step)
             answers |= {f"step{step}.param.{name}": master.detach().clone() for name, master in masters.items()}
             kinds = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
             for kind, key in (("momentum", "momentum_buffer"), *zip(kinds, kinds, strict=True)):
@@ -167,11 +167,11 @@ def _mixed_part(
 
 
 def make_optimizer(case: PerceptronCase, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-    maximize = case.variant == "maximize"
+    maximize, lr = case.variant == "maximize", case.lr / 4 if case.between_steps == "warm_up" else case.lr
     if case.optimizer == "sgd":
         return torch.optim.SGD(
             parameters,
-            lr=case.lr,
+            lr=lr,
             momentum=case.momentum,
             weight_decay=case.weight_decay,
             dampening=0.5 if case.variant == "dampened" else 0.0,
@@ -179,11 +179,14 @@ def make_optimizer(case: PerceptronCase, parameters: list[torch.Tensor]) -> torc
             maximize=maximize,
         )
     return torch.optim.AdamW(
-        parameters, lr=case.lr, weight_decay=case.weight_decay, amsgrad=case.variant == "amsgrad", maximize=maximize
+        parameters, lr=lr, weight_decay=case.weight_decay, amsgrad=case.variant == "amsgrad", maximize=maximize
     )
 
 
-def halve(case: PerceptronCase, optimizer: torch.optim.Optimizer) -> None:
-    if case.between_steps == "halve":
+def change_rate(case: PerceptronCase, optimizer: torch.optim.Optimizer, step: int) -> None:
+    if case.between_steps == "halve" or (case.between_steps == "warm_up" and step > 2):
         for group in optimizer.param_groups:
             group["lr"] /= 2
+    if case.between_steps == "warm_up" and step <= 2:
+        for group in optimizer.param_groups:
+            group["lr"] *= 2

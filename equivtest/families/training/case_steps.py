@@ -11,7 +11,7 @@ from equivtest.cases.rules import OneOf, Within
 
 OPTIMIZERS = ("none", "sgd", "adamw")
 VARIANTS = ("", "nesterov", "dampened", "amsgrad", "maximize")
-BETWEEN = ("", "reload", "halve")
+BETWEEN = ("", "reload", "halve", "warm_up")
 DAMPENING = 0.5
 """The dampening of the variant 'dampened'."""
 NORM_TYPES = ("2", "1", "inf")
@@ -31,7 +31,9 @@ class TrainingCase(Case):
             dampening DAMPENING. AdamW may have 'amsgrad'. Both optimizers may have 'maximize'. If '', the optimizer has
             none of these options.
         between_steps: An action after each update. If 'reload', a new optimizer with another learning rate loads the
-            state of the old optimizer. If 'halve', a schedule halves the learning rate. If '', there is no action.
+            state of the old optimizer. If 'halve', a schedule halves the learning rate. If 'warm_up', the first two
+            steps have 1/4 and 1/2 of the learning rate, and then another schedule begins, which halves it. If '', there
+            is no action.
         clip_norm: Gradients are scaled before each update so that their norm over all parameters is at most about this
             number. If 0, gradients are not clipped.
         norm_type: Type of the norm: '1', '2' or 'inf'.
@@ -96,6 +98,8 @@ class TrainingCase(Case):
 
     def lr_at(self, step: int) -> float:
         """Returns the learning rate of update number `step`, counted from 1."""
+        if self.between_steps == "warm_up":
+            return self.lr * (step / 4 if step < 3 else 0.5 ** (step - 3))
         return self.lr * 0.5 ** (step - 1) if self.between_steps == "halve" else self.lr
 
     def state_names(self) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ LEARNING_RATES = (0.25, 0.5, 0.125, 0.25, 0.1)  # powers of two keep the first u
 MOMENTA = (0.0, 0.5, 0.5, 0.9)
 WEIGHT_DECAYS = (0.0, 0.25, 0.5, 0.01)
 VARIANTS_DRAWN = ("", "", "nesterov", "dampened", "amsgrad", "maximize")
-BETWEEN_DRAWN = ("", "", "reload", "halve")
+BETWEEN_DRAWN = ("", "", "reload", "halve", "warm_up")
 
 
 @Cases
@@ -71,18 +71,19 @@ def training_cases(draw: Draw, space: Space) -> MlpCase:
 def _pick_training(draw: Draw, *, adamw: bool) -> dict[str, Any]:
     """Draws the fields of an optimizer. A variant that only the other optimizer has becomes ''."""
     momentum, variant = pick(draw, "momentum", MOMENTA, bool), pick(draw, "variant", VARIANTS_DRAWN)
+    between, steps = pick(draw, "between_steps", BETWEEN_DRAWN), pick(draw, "steps", (2, 2, 2, 3))
     of_momentum = variant in ("nesterov", "dampened")
     if of_momentum if adamw else variant == "amsgrad":
         variant = ""
     momentum = momentum or 0.5 * (of_momentum and not adamw)
     return {
-        "steps": pick(draw, "steps", (2, 2, 2, 3)),
+        "steps": 3 if between == "warm_up" else steps,
         "lr": pick(draw, "lr", LEARNING_RATES, free),
         "momentum": 0.0 if adamw else momentum,
         "weight_decay": pick(draw, "weight_decay", WEIGHT_DECAYS, bool),
         "foreach": pick(draw, "foreach", (False, True)),
         "variant": variant,
-        "between_steps": pick(draw, "between_steps", BETWEEN_DRAWN),
+        "between_steps": between,
     }
 
 

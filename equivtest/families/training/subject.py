@@ -117,8 +117,8 @@ class PerceptronRun:
     def answers(self) -> Answers:
         case = self.case
         optimizer = self.make_optimizer() if case.trains else None
-        if optimizer is not None and case.between_steps == "halve":
-            self.schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        if optimizer is not None and case.between_steps in ("halve", "warm_up"):
+            self.schedule = self.make_schedule(optimizer)
         for name in case.place_names():
             self.keep(f"param.{name}", self.parameter(name))
         for step in range(1, case.steps + 1):
@@ -134,17 +134,27 @@ class PerceptronRun:
             self.keep("storages", self.count_storages())
         return self.found
 
+    def make_schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        halving = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        if self.case.between_steps == "halve":
+            return halving
+        warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.25, end_factor=0.5, total_iters=1)
+        return torch.optim.lr_scheduler.SequentialLR(optimizer, [warm_up, halving], milestones=[2])
+
     def go_on(self, optimizer: torch.optim.Optimizer, step: int) -> torch.optim.Optimizer:
         """Runs the action `between_steps`, and returns the optimizer for the next step."""
-        if self.case.between_steps == "halve":
+        if self.case.between_steps in ("halve", "warm_up"):
             self.schedule.step()
         if self.case.between_steps != "reload":
             return optimizer
         loading = self.make_optimizer()
         for group in loading.param_groups:
             group["lr"] *= 2
-        loading.load_state_dict(optimizer.state_dict())
+        self.load_state(optimizer, loading)
         return loading
+
+    def load_state(self, saved: torch.optim.Optimizer, loading: torch.optim.Optimizer) -> None:
+        loading.load_state_dict(saved.state_dict())
 
     def count_storages(self) -> torch.Tensor:
         held = {self.memory(name).untyped_storage().data_ptr() for name in ("in_proj.weight", "out_proj.weight")}

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
@@ -113,6 +114,11 @@ class Fsdp2Run(DataParallelRun):
             mp_policy=self.policy(),
         )
         return sharded
+
+    def load_state(self, saved: torch.optim.Optimizer, loading: torch.optim.Optimizer) -> None:
+        """Loads the state by the names of parameters, as torch.distributed.checkpoint does."""
+        saved.zero_grad()  # torch makes no state for parameters with gradients
+        set_optimizer_state_dict(self.model, loading, get_optimizer_state_dict(self.model, saved))
 
     def placement(self, parameter: nn.Parameter) -> Any:
         """Returns the placement of a parameter. None stands for FSDP2's default, which shards dim 0."""
