@@ -64,16 +64,19 @@ decoder = module_property(
 
 DATA_PARALLEL = "equivtest.programs.examples.plans:data_parallel"
 FULLY_SHARDED = "equivtest.programs.examples.plans:fully_sharded"
+BUFFERED = "equivtest.programs.examples.gated:buffered_block"
 
 # Under data parallelism each rank has its own rows, equally many or not; no option is needed.
 # Also six and eight ranks: with (15, 2), one of eight ranks has fewer rows than the others.
 ROWS = ((2, 2), (3, 2), (4, 2), (5, 2), (7, 2), (4, 3, 2), (6, 2), (8, 2), (15, 2))
 
 data_parallel_block = module_property(
-    BUILD,
+    BUFFERED,
     DATA_PARALLEL,
     x_shapes=ROWS,
-    examples=[ModuleCase(world_size=3, build=BUILD, parallelize=DATA_PARALLEL, x_shape=(5, 2), batch="mean of parts")],
+    examples=[
+        ModuleCase(world_size=3, build=BUFFERED, parallelize=DATA_PARALLEL, x_shape=(5, 2), batch="mean of parts")
+    ],
 )
 
 TWO_OUTPUTS = "equivtest.programs.examples.gated:two_output_block"

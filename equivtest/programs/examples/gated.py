@@ -36,6 +36,19 @@ class TwoOutputBlock(GatedBlock):
         return self.down(functional.relu(self.gate(x))), self.up(x)
 
 
+class BufferedBlock(GatedBlock):
+    """The block y = x + f (W3 (relu(W1 x) * (W2 x)) + b), where f is a buffer."""
+
+    factor: torch.Tensor
+
+    def __init__(self, num_features: int, num_hidden: int) -> None:
+        super().__init__(num_features, num_hidden)
+        self.register_buffer("factor", torch.tensor(-1.0))
+
+    def change(self, x: torch.Tensor) -> Any:
+        return super().change(x) * self.factor
+
+
 class Scale(nn.Module):
     """Multiplies each feature by a weight and adds a bias, as a norm does last."""
 
@@ -62,6 +75,10 @@ class ScaledBlock(GatedBlock):
 def gated_block() -> nn.Module:
     """Makes a block with five hidden features, which ranks divide unevenly. One of four ranks has no feature."""
     return GatedBlock(2, 5)
+
+
+def buffered_block() -> nn.Module:
+    return BufferedBlock(2, 5)
 
 
 def two_output_block() -> nn.Module:

@@ -79,8 +79,16 @@ def sharded_sequence_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Runs the whole block on every rank, on different rows. DistributedDataParallel averages the gradients."""
-    return DistributedDataParallel(block, process_group=mesh.get_group())
+    """Runs the whole block on every rank, on different rows. DistributedDataParallel averages the gradients.
+
+    After the block is wrapped, all ranks except the first assign wrong buffers. Before each forward,
+    DistributedDataParallel broadcasts the buffers of the first rank.
+    """
+    replicated = DistributedDataParallel(block, process_group=mesh.get_group())
+    if mesh.get_local_rank():
+        wrong = {name: torch.full_like(buffer, torch.nan) for name, buffer in block.named_buffers()}
+        block.load_state_dict(wrong, strict=False, assign=True)
+    return replicated
 
 
 def data_parallel_by_hook(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,8 +30,10 @@ _SMALLEST = ModuleCase(
     parallelize=_SUBJECT + "tensor_parallel",
     x_shape=(1, 2),
 )
-_DATA_PARALLEL = _SMALLEST.but(parallelize=_SUBJECT + "data_parallel", x_shape=(2, 2), batch="mean of parts")
-_FULLY_SHARDED = replace(_DATA_PARALLEL, parallelize=_SUBJECT + "fully_sharded")
+_FULLY_SHARDED = _SMALLEST.but(parallelize=_SUBJECT + "fully_sharded", x_shape=(2, 2), batch="mean of parts")
+_DATA_PARALLEL = _FULLY_SHARDED.but(
+    build="equivtest.programs.examples.gated:buffered_block", parallelize=_SUBJECT + "data_parallel"
+)
 _ROWS = "one rank has all rows, and each of two must have one"
 _WHY = "one rank has the whole sum; the sizes of the module are its own"
 
@@ -133,6 +134,15 @@ def one_parameter_left_out(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Data parallelism ignores one parameter, so every rank keeps its own gradient of it."""
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(block, ["up.weight"])  # type: ignore[no-untyped-call]
     return data_parallel(block, mesh)
+
+
+@wrong("replicas that differ", _DATA_PARALLEL, "the buffers of one rank are right")
+@argument_of(run_module)
+def own_buffers(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Data parallelism that never broadcasts buffers."""
+    parallel = data_parallel(block, mesh)
+    parallel.broadcast_buffers = False  # type: ignore[assignment]
+    return parallel
 
 
 @wrong("a reduction missing in the backward", _FULLY_SHARDED, _ROWS, claim="gradients_equal_unsharded")
