@@ -7,6 +7,7 @@ summed over which group, and how often.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from equivtest.module import module_property
 from equivtest.programs.examples.mixture import AXES, MAX_NORM, SIZES
@@ -21,7 +22,13 @@ FULL = (1, 2, 3, 4)
 
 
 def clipped(
-    build: str, parallelize: str, step: str, norm_type: float, *, world_sizes: tuple[int, ...] = ()
+    build: str,
+    parallelize: str,
+    step: str,
+    norm_type: float,
+    *,
+    world_sizes: tuple[int, ...] = (),
+    options: Mapping[str, Sequence[str]] | None = None,
 ) -> Property:
     """Returns a property of steps on meshes of two axes; `step` says how torch is asked for the norm."""
     return module_property(
@@ -29,7 +36,8 @@ def clipped(
         f"{EXAMPLES}mixture_plan:{parallelize}",
         x_shapes=[(SIZES[build],)],
         axes=AXES,
-        optimizer=f"{MIXTURE}sgd",
+        options=options,
+        optimizer=f"{MIXTURE}{'sgd_or_adam' if options else 'sgd'}",
         step=f"{EXAMPLES}total_norm:{step}",
         max_norm=MAX_NORM,
         norm_type=norm_type,
@@ -46,8 +54,10 @@ norm_of_one_mesh_by_largest = clipped("mixture", "on_one_mesh", "in_one_call_by_
 # pipeline stage.  `studies.step_defects` judges the other norm of each.
 norm_of_groups_by_root = clipped("grouped_with_empty_shards", "over_meshes", "by_groups_by_root", 2)
 
-# An infinity on one rank alone, the last, keeps every rank from its update.
-scaled_step = clipped("divided_first", "on_one_mesh", "scaled", 2, world_sizes=FULL)
+# An infinity on one rank alone, the last, keeps every rank from its update, and Adam from counting the step.
+scaled_step = clipped(
+    "divided_first", "on_one_mesh", "scaled", 2, world_sizes=FULL, options={"adam": ("", "foreach", "fused")}
+)
 
 # Each optimizer as a loop and by lists of tensors or a kernel, on DTensors and, on four ranks, their empty shards; the
 # unsharded module is trained by the loop.  Updates in 16 bits are too small to be seen.

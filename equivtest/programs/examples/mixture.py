@@ -25,10 +25,15 @@ DIVIDED_FIRST = {"both": SHAPES["both"], **SHAPES}
 
 
 class Mixture(nn.Module):
-    """The sum of the elementwise products of each parameter with its slice of x."""
+    """The sum of the elementwise products of each parameter with its slice of x.
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    Attributes:
+        adam: How Adam trains the module: 'foreach' or 'fused'. If '', SGD trains the module.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], adam: str = "") -> None:
         super().__init__()
+        self.adam = adam
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(torch.zeros(shape), requires_grad=name != "frozen"))
         self.sizes = {name: torch.Size(shape) for name, shape in shapes.items() if name != "unused"}
@@ -48,12 +53,12 @@ def mixture() -> Mixture:
     return Mixture(SHAPES)
 
 
-def divided_first() -> Mixture:
+def divided_first(*, adam: str = "") -> Mixture:
     """Makes a module that shows finding 74.
 
     In this finding, torch's GradScaler reduces only over the axes that divide the first gradient.
     """
-    return Mixture(DIVIDED_FIRST)
+    return Mixture(DIVIDED_FIRST, adam)
 
 
 def with_empty_shards() -> Mixture:
@@ -86,3 +91,10 @@ def sgd(module: nn.Module) -> torch.optim.Optimizer:
     the CPU, torch refuses DTensors among plain tensors (2.13.0).
     """
     return torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.5, foreach=False)
+
+
+def sgd_or_adam(module: Mixture) -> torch.optim.Optimizer:
+    """Makes the optimizer that the module names. Unlike SGD, Adam counts its updates."""
+    if not module.adam:
+        return sgd(module)
+    return torch.optim.Adam(module.parameters(), lr=0.5, eps=0.125, **{module.adam: True})  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ class Divided(Mixture):
     """
 
     def __init__(self, whole: Mixture) -> None:
-        super().__init__({})
+        super().__init__({}, whole.adam)
         for name, parameter in whole.named_parameters():
             self.register_parameter(name, parameter)
         self.sizes = whole.sizes

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import clip_grad_value_
+from torch.optim.swa_utils import get_swa_avg_fn, get_swa_multi_avg_fn
 
 BETAS = {"betas": (0.5, 0.75)}
 DECAYED = {"weight_decay": 0.25}
@@ -43,6 +45,10 @@ WITHOUT_EPS = frozenset({"ASGD", "SGD"})
 FUSED = "Adam"
 """The optimizer that is fused, unless `loops` is True.  DTensor has rules for the kernels of Adam and AdamW alone."""
 
+CLIPPED, LARGEST = "Adadelta", 0.5
+"""The optimizer before whose updates gradients are clipped by value, and the largest value."""
+AVERAGED = "Adamax"
+"""The optimizer after whose updates the parameter becomes the average of its values after all updates so far."""
 UPDATES = {"RAdam": 6}
 """Optimizer -> number of its updates in one step, if not 1.  RAdam's sixth update is its first with `eps`."""
 
@@ -69,16 +75,42 @@ def many_trained(*, options: str, loops: bool) -> nn.Module:
 
 
 class Together(torch.optim.Optimizer):
-    """Several optimizers in one. A step makes one or more updates by each, from the same gradients."""
+    """Several optimizers in one. A step makes one or more updates by each, from the same gradients.
+
+    Attributes:
+        averages: Average of each averaged parameter, over `num_averaged` updates.
+    """
 
     def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
         self.optimizers = optimizers
+        self.averages: list[torch.Tensor] = []
+        self.num_averaged = 0
         super().__init__([group for each in optimizers for group in each.param_groups], {})
 
     def step(self, closure: Any = None) -> Any:
         for each in self.optimizers:
-            for _ in range(UPDATES.get(type(each).__name__, 1)):
+            name, (group,) = type(each).__name__, each.param_groups
+            if name == CLIPPED:
+                clip_grad_value_(group["params"], LARGEST, foreach=group["foreach"])
+            for _ in range(UPDATES.get(name, 1)):
                 each.step()
+            if name == AVERAGED:
+                self.average(group["params"], foreach=group["foreach"])
+
+    @torch.no_grad()
+    def average(self, parameters: list[torch.Tensor], *, foreach: bool) -> None:
+        """Averages the parameters as torch's `AveragedModel` does. FSDP2 modules cannot be copied into one."""
+        if not self.num_averaged:
+            self.averages = [each.detach().clone() for each in parameters]
+        elif foreach:
+            get_swa_multi_avg_fn()(self.averages, parameters, self.num_averaged)  # type: ignore[no-untyped-call]
+        else:
+            averaged = get_swa_avg_fn()  # type: ignore[no-untyped-call]
+            pairs = zip(self.averages, parameters, strict=True)
+            self.averages = [averaged(average, each, self.num_averaged) for average, each in pairs]
+        self.num_averaged += 1
+        for parameter, average in zip(parameters, self.averages, strict=True):
+            parameter.copy_(average)
 
 
 def by_all(module: Any) -> torch.optim.Optimizer:
