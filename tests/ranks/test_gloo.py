@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.ranks.gloo import WORKERS
@@ -17,6 +18,8 @@ from equivtest.ranks.pool import Pool
 COUNTS = "tests.programs.groups:counts_gloo_workers"
 ROOT = Path(__file__).parents[2]
 DEATHS = {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS}
+CRASHED_IN = ("2.13.0",)
+"""Releases of torch in which two threads were seen to crash: only in another release they may be mended."""
 
 
 @pytest.mark.ranks
@@ -52,8 +55,12 @@ def hammer(seconds: float, workers: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds + 60, check=False)
 
 
+@pytest.mark.skipif(torch.__version__.startswith(CRASHED_IN), reason="two threads crash in this release of torch")
 def test_gloo_with_two_threads_still_crashes_in_this_torch() -> None:
-    """A known failure: once it is mended, groups may have torch's number of workers."""
+    """A known failure: once it is mended, groups may have torch's number of workers.
+
+    Until the crash this takes ten seconds or more of both cores.
+    """
     ended = hammer(90, workers=2)
 
     assert ended.returncode in DEATHS, (
