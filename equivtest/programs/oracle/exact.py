@@ -90,7 +90,7 @@ def _bits_of(case: ModuleCase, variant: int, whole_numbers: Sequence[str]) -> in
     except (InexactData, RuntimeError) as error:  # torch raises RuntimeError if the module casts x to a fixed dtype
         raise Misuse(
             f"{case.build}: with {case.takes}, on integers up to {case.arguments.largest} in {case.dtype}, on "
-            f"{case.world_size} ranks, results may be rounded: {error}{places.refused}: take smaller sizes or "
-            "leave this dtype out; a module that rounds is judged on real values, ('real', 0)"
+            f"{case.world_size} rank{'s' * (case.world_size > 1)}, results may be rounded: {error}{places.refused}: "
+            "take smaller sizes or leave this dtype out; a module that rounds is judged on real values, ('real', 0)"
         ) from error
     return certificate.bits_used
