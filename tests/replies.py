@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from equivtest.base import limits
 from equivtest.cases.case import Case
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
@@ -147,6 +148,9 @@ class StubPool:
         self.seen.append(case)
         self.limits_s.append(limit_s)
         return self.answer(case)
+
+    def visit_limit_s(self, limit_s: float, world_size: int) -> float:
+        return limits.on_many_ranks(limit_s, world_size)
 
     def watch(self, subject: str, case: Case, folder: str, limit_s: float) -> list[Reply]:
         self.watched_s = limit_s

@@ -164,7 +164,7 @@ class Pool:
     def _finish(self, outstanding: _Outstanding, limit_s: float | None) -> list[Reply]:
         """Waits for the replies to a visit and returns them. Repeats a visit during which ranks lost their host."""
         case = outstanding.case
-        limit_s = self._visit_limit_s(limits.CASE_S if limit_s is None else limit_s, case.num_processes)
+        limit_s = self.visit_limit_s(limits.CASE_S if limit_s is None else limit_s, case.num_processes)
         try:
             replies = outstanding.wait(limit_s)
             for _ in range(limits.HOST_TRIES - 1):
@@ -309,7 +309,7 @@ class Pool:
         """
         return next((fault for fault in self.faults if fault.kind == "hung"), None)
 
-    def _visit_limit_s(self, limit_s: float, world_size: int) -> float:
+    def visit_limit_s(self, limit_s: float, world_size: int) -> float:
         """Returns seconds for a visit. Many ranks share the cores of the CPU, so they get more time."""
         if self.backend.device != "cpu":
             return limit_s

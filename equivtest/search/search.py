@@ -258,7 +258,10 @@ class Searching:
         if kind == "timed_out":
             limit_s = limits.in_proportion(limits.SHRINK_CASE_S, limit_s)
         replies = self.pool.run(self.prop.subject, case, limit_s=limit_s)
-        said, told = silence(limit_s), silence(limit_s) + _of_tries(limit_s, self.prop.limit_s)
+        allowed_s, whole_s = (
+            self.pool.visit_limit_s(each, case.num_processes) for each in (limit_s, self.prop.limit_s)
+        )
+        said, told = silence(allowed_s), silence(allowed_s) + _of_tries(allowed_s, whole_s)
         return [replace(reply, detail=reply.detail.replace(said, told, 1)) for reply in replies]
 
     def judge(self, case: Case, replies: Sequence[Reply], only: Target | None = None) -> list[Verdict]:

@@ -602,6 +602,15 @@ def test_message_of_a_shrunk_time_out_names_the_limits_before_and_during_shrinki
     )
 
 
+def test_message_of_a_shrunk_time_out_names_the_longer_limits_of_many_ranks(tmp_path: Path) -> None:
+    silent = Reply(rank=0, outcome="timed_out", detail="no answer within 5.625 s\nstacks")
+    pool = StubPool(lambda case: [silent, *right_replies(case)[1:]])
+    [failure] = run(pool, tmp_path, chunk=replace(CHUNK, world_size=16, world_sizes=(9, 16))).failures
+
+    assert "no answer within 5.625 s, the limit while" in failure.message
+    assert "before shrinking the limit was 67.5 s" in failure.message
+
+
 def test_search_stops_early_after_several_runs_in_which_ranks_broke(tmp_path: Path) -> None:
     pool = StubPool(lambda case: [raised(rank) for rank in range(case.world_size)])
     findings = run(pool, tmp_path)
