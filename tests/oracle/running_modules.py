@@ -108,12 +108,6 @@ class Cached(nn.Module):
         return self.cache.exp()
 
 
-def _foreach(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    products = [(x @ weight).detach()]
-    torch._foreach_mul_(products, 2)
-    return products[0]
-
-
 def _written(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Writes into its own memory, in place."""
     total = torch.zeros_like(x)
@@ -227,7 +221,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         of(lambda x, w: torch.zeros(5, 6, dtype=torch.int64).copy_(x @ w) * x),
         "no bound is known for copy_",
     ),
-    "many at once": (of(_foreach), "no bound is known for _foreach_mul_"),
     "cached": (Cached, "copy_ writes into a tensor that was made before"),
     "counted": (lambda: nn.BatchNorm1d(FEATURES), "writes into a tensor that was made before"),
 }
