@@ -75,7 +75,7 @@ def short_of_draws(prop: Property, chunk: Chunk, cases: Iterable[Case], is_judge
 
 
 def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Record]) -> Counter[Cell]:
-    """Returns the number of further draws that each required cell needs, if each draw gives a conclusion.
+    """Returns the number of further draws, at most `per_cell`, that each required cell needs if each is conclusive.
 
     A cell needs `per_cell` conclusive verdicts, and on each family of values at least as many conclusive as
     inconclusive verdicts.  A cell needs no draw if the claim finds nothing to judge in it, or if it already has ENOUGH
@@ -95,7 +95,8 @@ def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Record]
     missing = Counter[Cell]()
     for cell in cells_of(prop, chunk) & total.keys():
         if total[cell] < ENOUGH:
-            missing[cell] = max(chunk.per_cell - conclusive[cell], -min(surplus[cell].values()))
+            wanted = max(chunk.per_cell - conclusive[cell], -min(surplus[cell].values()))
+            missing[cell] = min(wanted, chunk.per_cell)
     return +missing
 
 
