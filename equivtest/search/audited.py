@@ -68,7 +68,7 @@ class Audit:
 
     @property
     def unseen(self) -> list[Site]:
-        """Sites with runs that had a decisive fault, none of which a claim rejected."""
+        """Sites at which some run had a decisive fault, and no claim rejected such a fault."""
         return [site for site in self._sites_of(row.runs for row in self.rows.values()) if site not in self.seen]
 
     def _sites_of(self, counts: Iterable[int]) -> list[Site]:

@@ -19,7 +19,7 @@ COUNTS = "tests.programs.groups:counts_gloo_workers"
 ROOT = Path(__file__).parents[2]
 DEATHS = {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS}
 CRASHED_IN = ("2.13.0",)
-"""Releases of torch in which two threads were seen to crash: only in another release they may be mended."""
+"""Releases of torch in which two threads crash.  The test looks if another release mended this."""
 
 
 @pytest.mark.ranks

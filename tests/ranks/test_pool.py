@@ -114,7 +114,7 @@ def test_reply_names_the_rank_that_raised(pool: Pool, subject: str, culprit: int
     pool.run("counts", PlainCase(world_size=3))  # ranks start
     begun_s = time.monotonic()
     cause = blamed(pool.run(subject, PlainCase(world_size=3, culprit=culprit)))
-    assert time.monotonic() - begun_s < limits.CASE_S / 2  # nobody waits for the time limit
+    assert time.monotonic() - begun_s < limits.CASE_S / 2  # no rank waits for the time limit
     assert (cause.rank, cause.outcome, cause.error_type) == (culprit, "raised", "ValueError")
     assert "the culprit's own words" in cause.error_text and "in raises_alone" in cause.detail
     assert outcomes(pool.run("counts", PlainCase(world_size=3))) == ["answered"] * 3

@@ -106,8 +106,8 @@ def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
 def _of_two_dtypes(calls: Sequence[OperatorCase], dtypes: Sequence[str]) -> list[OperatorCase]:
     """Returns more calls of an operator of `PROMOTING`, in which one operand has another dtype of `dtypes`.
 
-    There is one call for each choice of operands without dims that occurs in `calls`. The other dtype is that of the
-    first operand without dims, or else that of the second operand. Beside an operand without dims no operand is
+    There is one call for each choice of operands without dims that occurs in `calls`. The first operand without dims
+    has the other dtype. If all operands have dims, the second operand has it. If an operand has no dims, no operand is
     partial, because torch confuses such calls with calls on a number (finding 95).
     """
     found = dict[tuple[bool, ...], OperatorCase]()
