@@ -23,6 +23,8 @@ from equivtest.families.zero3.fetch.strategy import fetch_cases
 from equivtest.module import module_property
 from equivtest.property import Property, Space
 from equivtest.pytest_plugin.suite import properties_dir, shipped
+from equivtest.report.handover import listed_of
+from equivtest.report.tally import Tally
 from equivtest.search import local_constants
 from equivtest.search.chunks import Chunk, chunk_cases, draw_cases, seed_of
 from equivtest.search.local_constants import no_local_constants
@@ -234,6 +236,13 @@ def test_conformance_run_has_the_gates_cases_of_an_incomplete_property_unless_an
     assert profile_for(prop, wanted) is PROFILES["gate"]
     assert profile_for(prop, wanted, [("mine:fetch", "mine:fetch")]) is wanted
     assert profile_for(claimed(), wanted) is wanted and profile_for(prop, PROFILES["soak"]) is PROFILES["soak"]
+
+
+@pytest.mark.parametrize("incomplete", ["", "some fail"])
+def test_only_a_complete_property_requires_conclusions_in_its_cells(incomplete: str) -> None:
+    listed = listed_of(claimed(incomplete=incomplete), path="", name="mine", planned=("w2-0",), has_audit=False)
+
+    assert bool(Tally(listed).required_cells(["float32"])) == (not incomplete)
 
 
 def aspects_of(prop: Property, chunk: Chunk) -> set[str]:
