@@ -16,7 +16,9 @@ from equivtest.families.operators import strategy
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.case_table import HAND_WRITTEN, run, signatures_of
 from equivtest.families.operators.known import (
+    convolves_as_held,
     gathers_in_front_of,
+    has_partial_maximum,
     has_sharded_integers,
     keeps_placements,
     leaves_nothing_to_reduce,
@@ -33,6 +35,27 @@ from equivtest.tensors import Placed
 from equivtest.verdicts.elements import is_too_wide
 from equivtest.verdicts.judging import check, judge, one_thread
 from tests.drawing import STRATEGIES, drawn
+
+
+@pytest.mark.parametrize(("shape", "is_wrong"), [((4, 4, 5, 5), 0), ((4, 5, 5), 1)])
+def test_first_dim_of_a_convolutions_input_is_its_batch_only_if_it_has_as_many_dims_as_the_kernel(
+    shape: tuple[int, ...], is_wrong: int
+) -> None:
+    case = OperatorCase(
+        world_size=2, operator="nn.functional.conv2d", operands=(shape, (1, 4, 2, 3)), arguments=(("call", "x0, x1"),),
+        placements=(("shard(0)",), ("replicate",)), holds=("any", "any"),
+    )  # fmt: skip
+
+    assert convolves_as_held(case) == is_wrong
+
+
+def test_known_failure_of_a_partial_maximum_covers_each_tensor_of_a_list() -> None:
+    fields: dict[str, Any] = {"operator": "_foreach_norm", "operands": ((2,), (2,)), "arguments": (("ord", "inf"),)}
+    whole, largest = ("replicate",), ("partial(max)",)
+
+    for placements in ((whole, largest), (largest, whole)):
+        assert has_partial_maximum(OperatorCase(world_size=2, placements=placements, **fields))
+    assert not has_partial_maximum(OperatorCase(world_size=2, placements=(whole, ("partial(sum)",)), **fields))
 
 
 def case_of(**fields: Any) -> OperatorCase:

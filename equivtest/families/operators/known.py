@@ -73,6 +73,10 @@ def has_partial(case: OperatorCase) -> bool:
     return any(partial_axes(case.operand_layout(number)) for number in range(len(case.operands)))
 
 
+def has_partial_maximum(case: OperatorCase) -> bool:
+    return any(case.reduction(number)[0] == "max" for number in range(len(case.operands)))
+
+
 def leaves_nothing_to_reduce(case: OperatorCase) -> bool:
     """True if some rank's shard of the first operand is empty along a reduced dim. No `dim` stands for all dims."""
     num_dims, dim = len(case.operands[0]), case.dim
@@ -225,8 +229,12 @@ def takes_mean(case: OperatorCase) -> bool:
 
 
 def convolves_as_held(case: OperatorCase) -> bool:
-    """True if a convolution is sharded otherwise than its input by batch, or if some rank has no row of the batch."""
+    """True if a convolution is sharded otherwise than its input by batch, or if some rank has no row of the batch.
+
+    An input with fewer dims than the kernel has no batch: its first dim is that of the channels.
+    """
     first, *others = case.placements
     rows_of_ranks = [shape[0] if shape else 0 for shape in _first_operand_of_ranks(case)]
-    is_right = set(first) <= {"replicate", "shard(0)"} and all(rows_of_ranks)
+    has_batch = len(case.operands[0]) == len(case.operands[1])
+    is_right = set(first) <= {"replicate", *(("shard(0)",) if has_batch else ())} and all(rows_of_ranks)
     return not is_right or any(set(texts) != {"replicate"} for texts in others)
