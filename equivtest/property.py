@@ -38,13 +38,11 @@ class Enumeration:
     Attributes:
         cases: Function (space with one world size, depth, number of the search) -> the search's cases. The depth is 1
             for a gate, 2 for a conformance run.
-        parts: Number of searches into which the cases are divided.
-        world_sizes: World sizes with at least one case.
+        parts: Number of searches into which the cases of a world size are divided, by world size.
     """
 
     cases: Callable[[Space, int, int], Sequence[Case]]
-    parts: int
-    world_sizes: tuple[int, ...]
+    parts: Mapping[int, int]
 
 
 @dataclass(frozen=True)

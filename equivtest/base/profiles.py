@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from equivtest.base import limits
@@ -138,11 +138,18 @@ def plan(
     return tuple(parts)
 
 
-def plan_enumeration(profile: Profile, world_sizes: Iterable[int], num_parts: int) -> tuple[Part, ...]:
-    """Returns the plans of the searches of a property's enumeration, or () for the profiles smoke and soak."""
+def plan_enumeration(profile: Profile, num_parts: Mapping[int, int]) -> tuple[Part, ...]:
+    """Returns the plans of the searches of a property's enumeration, or () for the profiles smoke and soak.
+
+    Args:
+        num_parts: Number of searches by world size.
+    """
     depth = 0 if profile.is_first_look or not profile.strength else 1 if profile.mixes_worlds else 2
-    parts = range(num_parts if depth else 0)
-    return tuple(Part(size, index, CALLS_PER_PART, depth=depth) for size in world_sizes for index in parts)
+    return tuple(
+        Part(size, index, CALLS_PER_PART, depth=depth)
+        for size, num in num_parts.items()
+        for index in range(num if depth else 0)
+    )
 
 
 CALLS_PER_PART = 300

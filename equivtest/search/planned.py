@@ -31,8 +31,8 @@ def parts_of(
     parts = plan(profile, world_sizes, prop.weight, has_tables=has_tables) + plan(profile, pinned)
     if prop.enumeration is None:
         return parts
-    sizes = [size for size in prop.enumeration.world_sizes if size in world_sizes]
-    return parts + plan_enumeration(profile, sizes, prop.enumeration.parts)
+    searches = {size: num for size, num in prop.enumeration.parts.items() if size in world_sizes}
+    return parts + plan_enumeration(profile, searches)
 
 
 def pinned_sizes(

@@ -49,6 +49,12 @@ HAND_WRITTEN: dict[str, Operator] = {
 }
 """Operators by name whose forms are written by hand, and fit any shape."""
 
+ELEMENTWISE = frozenset(operator.name for operator in case_pointwise.ROWS)
+"""Names of elementwise operators.
+
+torch has one rule for all of them. Source: torch/distributed/tensor/_ops/_pointwise_ops.py (2.13.0).
+"""
+
 BACKWARD = {operator.name: operator for operator in case_backward.ROWS}
 """Operators that a backward calls, by name; random cases have none."""
 

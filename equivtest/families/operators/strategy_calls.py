@@ -4,10 +4,11 @@ A combination has a form, the placement of each operand and of the cotangents, a
 the cotangents and the mode alternate from combination to combination. Therefore most forms lack some pair of a
 cotangents' placement or mode with an operand's placement.
 
-A combination has seven more axes:
+A combination has eight more axes:
 
-- whether all operands have one placement;
+- whether all operands have one placement, and whether the sharded dim's number names another dim in some operand;
 - which operand is the only partial operand, and how it is partial;
+- which operand is the only sharded operand, and the same of its sharded dim;
 - which dim is sharded in every operand that has this dim;
 - whether the dim that the call names is sharded;
 - whether a dim is sharded that the result lacks, or that has another number in the result;
@@ -17,6 +18,9 @@ A combination has seven more axes:
 A table of strength 1 has every value that occurs in some combination. A table of strength 2 has every pair of values
 that occurs in some combination. The calls of one operator follow each other in one process, so that a wrong cache would
 show.
+
+Two more calls of an operator have its placements on the second axis of a mesh, and on three ranks. Elementwise
+operators share one rule in torch, so only those of `PROMOTING` have these calls.
 """
 
 from __future__ import annotations
@@ -34,7 +38,15 @@ from equivtest.families.operators.case_forms import Signature
 from equivtest.families.operators.case_operator import FLOATS, Operator
 from equivtest.families.operators.case_reductions import TIES
 from equivtest.families.operators.case_samples import IN_PLACE, OUT, ROWS, UNDECIDED, way_of
-from equivtest.families.operators.case_table import BACKWARD, HAND_WRITTEN, LISTS, OPERATORS, kind_of, results_of
+from equivtest.families.operators.case_table import (
+    BACKWARD,
+    ELEMENTWISE,
+    HAND_WRITTEN,
+    LISTS,
+    OPERATORS,
+    kind_of,
+    results_of,
+)
 from equivtest.families.operators.strategy_forms import forms_of, places_of, signs_of
 from equivtest.property import Enumeration, Space
 
@@ -87,20 +99,68 @@ ALL = (*HAND_WRITTEN, *BACKWARD, *LISTS, *SAMPLED, TIES.name)
 """Names of the operators that a conformance run calls."""
 ENUMERATED = tuple(name for name in ALL if name not in REFUSED)
 """Names of the operators that a gate calls. `known_failures.toml` lists all failures of these calls."""
-PARTS = 8
-"""Number of searches that the operators are divided among."""
+PARTS = {2: 8, 3: 1}
+"""World size -> number of searches that the operators are divided among."""
 
 
 def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
-    """Returns the enumerated calls of every PARTS-th operator, from operator `part` on, at strength `depth`.
+    """Returns the enumerated calls in part `part` of the parts of a world size, at strength `depth`.
 
     The calls have the first dtype of the space that is in `REAL_DTYPES`. Without such a dtype there are no calls. At
     depth 1, operators of `REFUSED` have no calls. Neighbours in the table of operators are in different parts.
     """
+    [world_size] = space.world_sizes
     dtype = next((each for each in space.dtypes if each in REAL_DTYPES), "")
-    names = (ENUMERATED if depth == 1 else ALL)[part::PARTS] if dtype else ()
-    calls = [calls_of_operator(name, size, dtype, depth) for size in space.world_sizes for name in names]
-    return [case for one in calls for case in (*one, *_of_two_dtypes(one, space.dtypes))]
+    names = (ENUMERATED if depth == 1 else ALL)[part :: PARTS[world_size]] if dtype else ()
+    calls = [calls_of_operator(name, 2, dtype, depth) for name in names]
+    if world_size == 3:
+        return [case for one in calls for case in _on_three_ranks(one)]
+    return [case for one in calls for case in (*one, *_on_the_second_axis(one), *_of_two_dtypes(one, space.dtypes))]
+
+
+def _on_the_second_axis(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
+    """Returns the first call with a shard, or else the first with a partial operand, on the second axis of a mesh.
+
+    Only the first such operand keeps its placement. The first axis has one rank, so an operator that asks for the rank
+    on the first axis gets 0 on every rank.
+    """
+    sharded = sorted(filter(_has_further_calls, calls), key=lambda case: not _has(case, "shard"))[:1]
+    return [
+        replace(
+            case,
+            mesh=(1, 2),
+            placements=tuple(("replicate", *texts) for texts in _first_alone(case.placements)),
+            cotangents=tuple(("replicate", *texts) for texts in case.cotangents),
+        )
+        for case in sharded
+    ]
+
+
+def _first_alone(placements: tuple[Placements, ...]) -> tuple[Placements, ...]:
+    """Returns the placements, with all operands replicated but the first one that is not."""
+    first = next(number for number, texts in enumerate(placements) if texts != ("replicate",))
+    return tuple(texts if number == first else ("replicate",) for number, texts in enumerate(placements))
+
+
+def _on_three_ranks(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
+    """Returns the first call with a partial sum beside a whole operand, on three ranks.
+
+    Without such a call it is the first with a partial operand. An operator that always divides by two would show. The
+    cotangents are replicated, because a shard of them could be empty on three ranks.
+    """
+    partial = [case for case in calls if _has_further_calls(case) and _has(case, "partial")]
+    partial = [replace(case, world_size=3, cotangents=()) for case in partial]
+    return sorted(partial, key=lambda case: not {("partial(sum)",), ("replicate",)} <= set(case.placements))[:1]
+
+
+def _has_further_calls(case: OperatorCase) -> bool:
+    """True if some operand is not replicated, and the operator is not elementwise or belongs to `PROMOTING`."""
+    is_chosen = case.operator in PROMOTING or case.operator not in ELEMENTWISE
+    return is_chosen and (_has(case, "shard") or _has(case, "partial"))
+
+
+def _has(case: OperatorCase, word: str) -> bool:
+    return any(text.startswith(word) for texts in case.placements for text in texts)
 
 
 def _of_two_dtypes(calls: Sequence[OperatorCase], dtypes: Sequence[str]) -> list[OperatorCase]:
@@ -244,17 +304,29 @@ def _values(name: str, row: Row) -> list[tuple[object, ...]]:
 def _traits(signature: Signature, texts: tuple[str, ...]) -> list[tuple[object, ...]]:
     """Returns one value for each of the three facts below that is true of `texts`, the operands' placements.
 
-    First, all placements are equal. Second, one operand is partial and all others are replicated. Third, one letter's
-    dim is sharded in every operand that has the letter, and nothing else is sharded.
+    First, all placements are equal. Second, one operand is partial or sharded and all others are replicated. Third, one
+    letter's dim is sharded in every operand that has the letter, and nothing else is sharded.
     """
     if len(texts) < 2:
         return []
-    traits: list[tuple[object, ...]] = [("alike", texts[0])] if len(set(texts)) == 1 else []
-    partial = [number for number, text in enumerate(texts) if text in REDUCTIONS]
-    if len(partial) == 1 and texts.count("replicate") == len(texts) - 1:
-        traits.append(("alone", partial[0], texts[partial[0]]))
+    traits = list[tuple[object, ...]]()
+    if len(set(texts)) == 1:
+        traits.append(("alike", texts[0], _names_other_dim(signature.shapes, texts[0])))
+    changed = [number for number, text in enumerate(texts) if text != "replicate"]
+    if len(changed) == 1:
+        [text] = (texts[number] for number in changed)
+        of = text if text in REDUCTIONS else _names_other_dim(signature.shapes, text)
+        traits.append(("alone", *changed, of))
     together = ("together", *_dims_by_letter(signature).get(texts, ()))
     return [*traits, together] if len(together) > 1 else traits
+
+
+def _names_other_dim(shapes: tuple[Shape, ...], text: str) -> bool:
+    """True if an operand with fewer dims than another also has a dim with the number that `text` shards."""
+    if not text.startswith("shard"):
+        return False
+    dim = int(text.removeprefix("shard(").removesuffix(")"))
+    return any(dim < len(shape) < max(map(len, shapes)) for shape in shapes)
 
 
 @cache
@@ -317,5 +389,5 @@ def _cotangent(text: str, shape: Shape) -> Placements:
     return (f"shard({dim})" if shape and shape[dim] > 1 else "replicate",)
 
 
-ENUMERATION = Enumeration(calls_of, PARTS, (2,))
-"""The calls of `dtensor_operators` on two ranks."""
+ENUMERATION = Enumeration(calls_of, PARTS)
+"""The calls of `dtensor_operators` on two ranks and on three ranks."""

@@ -23,7 +23,8 @@ OF_EACH_KIND = (
 
 NUM_SIGNATURES = 2
 """Number of pairs of neighbouring signatures with which a chain calls the same operator twice."""
-PARTS = 2
+PARTS = {2: 2}
+"""World size -> number of searches that the chains are divided among."""
 TRIES = 8
 """Number of chains that are tried for a pair: a signature may not take the first result, a context may bar a step."""
 
@@ -41,7 +42,7 @@ class _Choices:
 
 
 def chains_of(space: Space, depth: int, part: int) -> list[ChainCase]:
-    """Returns every PARTS-th chain of two steps, from chain `part` on.
+    """Returns the chains of two steps in part `part` of `PARTS`.
 
     At depth 1 the steps are an ordered pair of `OF_EACH_KIND`, at depth 2 of all operators and steps. At both depths
     each operator also follows itself with another signature, so that a cache that ignores arguments would show. The
@@ -55,7 +56,7 @@ def chains_of(space: Space, depth: int, part: int) -> list[ChainCase]:
         for name in CHAINED
         for number in range(NUM_SIGNATURES)
     ]
-    chosen = list(enumerate(pairs))[part::PARTS] if dtypes else []
+    chosen = list(enumerate(pairs))[part :: PARTS[2]] if dtypes else []
     spaces = [Space((size,), dtypes) for size in space.world_sizes]
     return [case for each in spaces for number, steps in chosen for case in _first_with_both_steps(number, steps, each)]
 
@@ -72,5 +73,5 @@ def _steps(first: str, second: str) -> dict[str, Any]:
     return {**chosen, "again 0": False, "again 1": False, "source 1": 0, "steps": 2}
 
 
-ENUMERATION = Enumeration(chains_of, PARTS, (2,))
+ENUMERATION = Enumeration(chains_of, PARTS)
 """The chains of `dtensor_operator_chains` on two ranks."""
