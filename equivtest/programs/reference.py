@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pickle
+import random
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -19,6 +22,9 @@ from equivtest.programs.mistakes import place_of, way_out_of
 from equivtest.programs.names import remember_names
 from equivtest.programs.outputs import OUTPUT, named_outputs
 from equivtest.tensors import DTYPES, dtype_name
+
+NUM_RUNS_AT_RANDOM = 10
+"""Number of further runs of a forward that draws from a generator other than torch's."""
 
 
 class Program(NamedTuple):
@@ -111,8 +117,42 @@ def _run(program: Program, seed: int) -> Facts:
     module = call_builder(program.build)
     parameters = _parameters(program, module)
     module = in_dtype(module, program.dtype)
-    source = torch.Generator().manual_seed(seed)
     before = {name: (buffer, buffer.clone(), buffer._version) for name, buffer in module.named_buffers()}
+    drawn = generator_states()
+    named = _outputs(program, module, seed)
+    if generator_states() != drawn:
+        _require_no_chance(program, named, seed)
+    _require_real(program, named)
+    outputs = {name: _fact(tensor, program.dtype) for name, tensor in named.items()}
+    changed = {
+        name: buffer for name, buffer in module.named_buffers() if name in before and _is_changed(buffer, *before[name])
+    }
+    _require_real(program, {f"buffer {name}, which the forward changes,": each for name, each in changed.items()})
+    buffers = {name: _fact(buffer, program.dtype) for name, buffer in changed.items()}
+    return Facts(outputs, parameters, buffers, _loss_in(program, outputs))
+
+
+def generator_states() -> tuple[object, bytes]:
+    """Returns the states of Python's global generator and of NumPy's. The second is b'' if NumPy is not imported."""
+    numpy = sys.modules.get("numpy.random")
+    return random.getstate(), pickle.dumps(numpy.get_state()) if numpy else b""
+
+
+def _require_no_chance(program: Program, named: Mapping[str, torch.Tensor], seed: int) -> None:
+    """Raises Misuse if the outputs of further runs on the same inputs differ from `named`."""
+    for _ in range(NUM_RUNS_AT_RANDOM):
+        again = _outputs(program, in_dtype(call_builder(program.build), program.dtype), seed)
+        for name, tensor in named.items():
+            require(
+                name in again and torch.equal(tensor.nan_to_num(), again[name].nan_to_num()),
+                f"{program.build}, with {program.takes}: {name} differs between two runs on the same inputs, because "
+                "the forward draws from Python's random or from NumPy: judge a module without it, call eval() on it, "
+                "or set its probability to 0",
+            )
+
+
+def _outputs(program: Program, module: nn.Module, seed: int) -> dict[str, torch.Tensor]:
+    source = torch.Generator().manual_seed(seed)
     try:
         with torch.random.fork_rng(devices=[]):
             outputs_of_module = call(module, program.positional, made_inputs(program, source))
@@ -133,15 +173,7 @@ def _run(program: Program, seed: int) -> Facts:
             f"{program.build}: the unsharded module does not take {short} in {program.dtype}: {type(error).__name__}: "
             f"{error}{way_out}"
         ) from error
-    named = named_outputs(outputs_of_module, program.outputs, program.build)
-    _require_real(program, named)
-    outputs = {name: _fact(tensor, program.dtype) for name, tensor in named.items()}
-    changed = {
-        name: buffer for name, buffer in module.named_buffers() if name in before and _is_changed(buffer, *before[name])
-    }
-    _require_real(program, {f"buffer {name}, which the forward changes,": each for name, each in changed.items()})
-    buffers = {name: _fact(buffer, program.dtype) for name, buffer in changed.items()}
-    return Facts(outputs, parameters, buffers, _loss_in(program, outputs))
+    return named_outputs(outputs_of_module, program.outputs, program.build)
 
 
 def made_inputs(program: Program, source: torch.Generator) -> dict[str, torch.Tensor]:

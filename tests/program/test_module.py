@@ -233,6 +233,19 @@ def test_module_with_too_wide_bounds_raises_misuse_if_by_parts_is_false(build: s
         module_property(HERE + build, HERE + "whole", ((2, 3),), by_parts=False).cases(Space((1,), limits.DTYPES))
 
 
+@pytest.mark.parametrize("build", ["draws_from_python", "draws_from_numpy"])
+def test_forward_that_draws_from_python_or_numpy_raises_misuse(build: str) -> None:
+    pytest.importorskip("numpy")
+    with pytest.raises(Misuse, match="output differs between two runs on the same inputs, because the forward draws"):
+        module_property(HERE + build, HERE + "whole", ((2, 3),)).cases(Space((1,), limits.DTYPES))
+
+
+def test_forward_whose_draws_do_not_change_its_outputs_is_judged() -> None:
+    prop = module_property(HERE + "draws_without_effect", HERE + "whole", ((2, 3),))
+
+    assert {case.dtype for case in drawn(prop.cases(Space((1,), limits.DTYPES)), 20)} == set(limits.DTYPES)
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("dtypes", "judged", "left_out"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import sys
+
 import torch
 from torch import nn
 from torch.distributed._functional_collectives import all_reduce
@@ -124,6 +127,30 @@ def linear() -> nn.Module:
 
 def dropout() -> nn.Module:
     return nn.Dropout()
+
+
+class Draws(nn.Module):
+    """Draws from a generator other than torch's. The result shows it if `shows` is True."""
+
+    def __init__(self, generator: str, *, shows: bool = True) -> None:
+        super().__init__()
+        self.generator, self.shows = generator, shows
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        drawn = random.random() if self.generator == "python" else sys.modules["numpy"].random.rand()
+        return 2 * x if self.shows and drawn < 0.5 else 1 * x
+
+
+def draws_from_python() -> nn.Module:
+    return Draws("python")
+
+
+def draws_from_numpy() -> nn.Module:
+    return Draws("numpy")
+
+
+def draws_without_effect() -> nn.Module:
+    return Draws("python", shows=False)
 
 
 def deep() -> nn.Module:
