@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -215,6 +216,14 @@ def imports_a_family(case: PlainCase) -> torch.Tensor:
     found = name in sys.modules
     importlib.import_module(name)
     return torch.tensor([float(found)])
+
+
+def counts_defaults(case: PlainCase) -> torch.Tensor:
+    """Returns the number of functions, and the number of functions with a process group as a default argument."""
+    gc.unfreeze()
+    functions = [each for each in gc.get_objects() if isinstance(each, types.FunctionType)]
+    groups = [each for each in functions if any(isinstance(it, dist.ProcessGroup) for it in each.__defaults__ or ())]
+    return torch.tensor([len(functions), len(groups)])
 
 
 def says_main(case: PlainCase) -> None:
