@@ -10,7 +10,8 @@ continues to grow.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +89,7 @@ class Forced(Boundaries):
         """Judges the ranks' value of the tensor, and writes it to the tensor if the run continues from it."""
         held = self._judged(f"{BOUNDARY}{name}", tensor)
         if held is not None and isinstance(tensor, Ranged):
-            with _disable_current_modes():
+            with _without_modes():
                 for part, new in zip(Parts.of(tensor), held, strict=True):
                     part.copy_(new)
 
@@ -115,7 +116,7 @@ class Forced(Boundaries):
 
     def is_apart(self, name: str, tensor: torch.Tensor) -> bool:
         """True if the ranks recorded a tensor under this name. Then the part returned a new tensor on the ranks."""
-        with _disable_current_modes():
+        with _without_modes():
             parts = Parts.of(tensor)
             return self._held(f"{BOUNDARY}{name}", Bounded(parts.value.double(), parts.error)) is not None
 
@@ -127,7 +128,7 @@ class Forced(Boundaries):
         """
         choices = None
         if isinstance(operand, Ranged) and not bool(operand.error.any()):
-            with _disable_current_modes():
+            with _without_modes():
                 choices = self._chosen(name, operand.value, dim, choice(operand.value))
         return choice(operand) if choices is None else torch.return_types.topk((operand.gather(dim, choices), choices))
 
@@ -154,12 +155,12 @@ class Forced(Boundaries):
 
     def _came_back(self, name: str, gradient: torch.Tensor) -> torch.Tensor | None:
         held = self._judged(name, gradient)
-        with _disable_current_modes():
+        with _without_modes():
             return None if held is None else held.wrapped()
 
     def _judged(self, name: str, computed: torch.Tensor) -> Parts | None:
         """Judges the ranks' value of the tensor `name`. Returns it if the run continues from it, otherwise None."""
-        with _disable_current_modes():
+        with _without_modes():
             parts = Parts.of(computed)
             right = replace(self._counted.bounded(parts.wrapped()), derivation=self._derivation())
             whole = self._held(name, right)
@@ -206,6 +207,13 @@ class Forced(Boundaries):
         spread = (whole.value.double() - value.double()).abs().nan_to_num(nan=0.0)  # a factor may round
         spread = spread if whole.spread is None else spread + whole.spread
         return Parts(value, spread, value.double().abs() + spread)
+
+
+@contextmanager
+def _without_modes() -> Iterator[None]:
+    """Disables all modes, because they follow the operations of the module, and the judge's are no part of it."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
 
 
 def _is_near(whole: Whole, right: Bounded) -> bool:
