@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
@@ -303,17 +303,25 @@ def require(holds: bool, message: str) -> None:  # noqa: FBT001  (reads as a sen
 
 def fields_of(case: Case | Part) -> dict[str, Any]:
     """Returns name -> value of all fields.  The fields of each part replace the part."""
-    return _flat({field.name: getattr(case, field.name) for field in dataclasses.fields(case)})
+    names = _names_of(case.__class__)  # type: ignore[arg-type]  # a class is hashable
+    return _flat((name, getattr(case, name)) for name in names)
+
+
+@cache  # `fields_of` is called for every case that a covering array tries
+def _names_of(case_type: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(case_type))
 
 
 def defaults_of(case_type: type[Case]) -> dict[str, Any]:
     """Returns name -> default of all fields, with the fields of each part.  A missing default is MISSING."""
-    return _flat({field.name: field.default for field in dataclasses.fields(case_type)})
+    return _flat((field.name, field.default) for field in dataclasses.fields(case_type))
 
 
-def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
-    pairs = (fields_of(value) if isinstance(value, Part) else {name: value} for name, value in fields.items())
-    return {name: value for pair in pairs for name, value in pair.items()}
+def _flat(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in fields:
+        flat.update(fields_of(value) if isinstance(value, Part) else {name: value})
+    return flat
 
 
 def parts_from(case_type: type[Case], fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import operator
 import tomllib
@@ -53,12 +54,18 @@ def asked(case: Case, name: str) -> Callable[[Case], Any] | None:
     The name is a field or property of the case, or a predicate.  Predicates are the public functions of the module
     `known` in the package of the case's class, or in the packages of its base classes.
     """
-    of_class = getattr(type(case), name, None)
-    if name in defaults_of(type(case)):
-        return lambda each: fields_of(each)[name]
+    return _asked(case.__class__, name)  # type: ignore[arg-type]  # a class is hashable
+
+
+@cache  # called for every condition of every entry on every case
+def _asked(case_type: Any, name: str) -> Callable[[Case], Any] | None:
+    of_class = getattr(case_type, name, None)
+    if name in defaults_of(case_type):
+        is_direct = name in {field.name for field in dataclasses.fields(case_type)}  # else it is a field of a part
+        return operator.attrgetter(name) if is_direct else lambda each: fields_of(each)[name]
     if of_class is not None and not callable(of_class):
         return operator.attrgetter(name)
-    packages = (each.__module__.rpartition(".")[0] for each in type(case).__mro__)
+    packages = (each.__module__.rpartition(".")[0] for each in case_type.__mro__)
     return next((found[name] for package in packages if name in (found := _predicates(package))), None)
 
 
