@@ -93,10 +93,8 @@ mine = Property("mine:fetch", "It is.", "here", cases, (equals_unsharded,), weig
 """A user's property, whose strategy draws integers, floats, strings and bytes."""
 
 
-LIFECYCLE: dict[str, Any] = {
-    "files": "test_zero3_lifecycle.py",
-    "subjects": ("zero3_lifecycle_all_gather", "zero3_lifecycle_all_reduce"),
-}
+SCALE = "test_scale.py"
+"""The file of one shipped property, whose cases come from tables and take little time to draw and to run."""
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +104,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_up_modules(folder)
     (folder / "own").mkdir()
     (folder / "own" / "test_mine.py").write_text(MINE)
-    shutil.copy(properties_dir() / LIFECYCLE["files"], folder / "own")
+    shutil.copy(properties_dir() / SCALE, folder / "own")
     return folder
 
 
@@ -127,7 +125,7 @@ def import_made_up(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 def test_property_draws_equal_cases_whatever_modules_are_imported(folder: Path, alone: list[str]) -> None:
     among_others = lines_of_draws(folder, folder=str(folder / "own"), imports=list(MADE_UP), hash_seed=7)
 
-    assert {json.loads(line)[0] for line in alone} >= {"mine:fetch", *LIFECYCLE["subjects"]}
+    assert {json.loads(line)[0] for line in alone} == {"mine:fetch", "scale"}
     assert len(alone) > 100 and alone == among_others
 
 
@@ -174,12 +172,10 @@ def test_warning_appears_if_hypothesis_lacks_the_function_that_collects_constant
 
 @pytest.mark.ranks
 def test_run_under_xdist_judges_the_cases_that_one_process_draws(folder: Path, alone: list[str]) -> None:
-    mixed, subjects = mixed_suite(folder, LIFECYCLE["files"]), LIFECYCLE["subjects"]
-    judged = lines_of_run(folder, 1, mixed, "--world-sizes=2", "--known-failures=none", subjects=subjects)
-    lines = [(name, case["fields"], line) for line in alone for name, case, _ in [json.loads(line)]]
+    judged = lines_of_run(folder, 1, mixed_suite(folder, SCALE), "--known-failures=none")
 
-    assert len(judged) > 10
-    assert judged == [line for name, fields, line in lines if name in subjects and fields.get("world_size") == 2]
+    assert len(judged) > 20
+    assert judged == [line for line in alone if json.loads(line)[0] == "scale"]
 
 
 @pytest.mark.parametrize(
