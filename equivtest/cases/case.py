@@ -344,6 +344,7 @@ def parts_from(case_type: type[Case], fields: Mapping[str, Any]) -> dict[str, An
     return made
 
 
+@cache
 def replicated(num_axes: int = 1) -> Layout:
     return Layout((Replicate(),) * num_axes)
 

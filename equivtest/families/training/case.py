@@ -163,8 +163,7 @@ class PerceptronCase(TrainingCase):
 
     def place_names(self) -> tuple[str, ...]:
         """Returns the names under which the module has parameters. A tied weight has two names."""
-        kinds = [(layer, kind) for layer in LAYERS for kind in ("weight", "bias")]
-        return tuple(f"{layer}.{kind}" for layer, kind in kinds if kind == "weight" or layer in self.biases)
+        return _place_names(self.biases)
 
     def parameter_at(self, place: str) -> str:
         """Returns the parameter that the module has under the name `place`. A tied weight has two places."""
@@ -263,6 +262,12 @@ class PerceptronCase(TrainingCase):
 
     def _once(self, step: int) -> tuple[str, ...]:
         return (*self.captured_names(step), *(f"grad.{name}" for name in self.graded_names(step)))
+
+
+@functools.cache  # called for every tensor of every case
+def _place_names(biases: tuple[str, ...]) -> tuple[str, ...]:
+    kinds = [(layer, kind) for layer in LAYERS for kind in ("weight", "bias")]
+    return tuple(f"{layer}.{kind}" for layer, kind in kinds if kind == "weight" or layer in biases)
 
 
 @functools.lru_cache(maxsize=2**12)  # called for every tensor of every case
