@@ -20,8 +20,8 @@ FILES = sorted(FOLDER.glob("test_*.py"))
 
 @pytest.fixture(params=FILES, ids=lambda file: file.stem.removeprefix("test_"))
 def report(request: pytest.FixtureRequest, pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    monkeypatch.setattr(limits, "SHRINK_CASE_S", 1.0)  # one wrong program hangs
-    monkeypatch.setattr(limits, "SHRINK_S", 15.0)
+    monkeypatch.setattr(limits, "SHRINK_CASE_S", 1.0)  # one wrong program hangs in several cases
+    monkeypatch.setattr(limits, "SHRINK_S", 5.0)
     monkeypatch.setitem(checking._pools, pool.backend, pool)
     monkeypatch.chdir(tmp_path)
     return load_file(str(request.param))
@@ -29,7 +29,7 @@ def report(request: pytest.FixtureRequest, pool: Pool, monkeypatch: pytest.Monke
 
 @pytest.mark.ranks
 def test_wrong_program_of_each_report_fails_and_its_right_program_passes(report: ModuleType) -> None:
-    wrong = replace(report.test_wrong, limit_s=10.0).check(world_sizes=(1, 2), audit=False)
+    wrong = replace(report.test_wrong, limit_s=5.0).check(world_sizes=(1, 2), audit=False)
     right = report.test_right.check(world_sizes=(2,), audit=False)
 
     [expected] = re.findall("`test_wrong` prints: (.*)", report.__doc__ or "")
