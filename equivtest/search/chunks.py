@@ -115,7 +115,8 @@ def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
     """
     if chunk.depth:
         assert prop.enumeration is not None
-        return list(prop.enumeration.cases(chunk.space, chunk.depth, chunk.index))
+        listed = prop.enumeration.cases(chunk.space, chunk.depth, chunk.index)
+        return list(dict.fromkeys(map(chunk.fitted, listed)))
     listed = (*prop.examples, *(prop.for_cells if chunk.per_cell else ())) if chunk.index == 0 else ()
     examples = [case for case in listed if case.world_size == chunk.world_size and case.is_within(chunk.dtypes)]
     cases = examples[: chunk.examples]

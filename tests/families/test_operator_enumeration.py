@@ -351,6 +351,24 @@ def test_gate_run_calls_an_operator_on_the_second_axis_of_a_mesh() -> None:
     assert all(any(texts[1] != "replicate" for texts in call.placements) for call in found.values())
 
 
+def test_gate_run_calls_an_operator_on_two_of_three_processes() -> None:
+    found = {call.operator: call for call in gate_calls(2) if call.members}
+
+    assert set(found) >= HANDLED_ALONE
+    assert {call.members for call in found.values()} == {(1, 2)}
+    assert not {"tanh", "equal"} & set(found)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("wrong", ["rows_of_first_axis", "rows_of_own_process"])
+def test_gate_run_rejects_an_embedding_that_asks_for_another_rank(wrong: str, pool: Pool) -> None:
+    subject, claims = f"tests.programs.wrong_operators:{wrong}__dtensor_operators", (equals_unsharded,)
+    found = [call for call in gate_calls(2) if call.operator == "nn.functional.embedding"]
+
+    assert any(verdict.failed for call in found for verdict in judge(subject, call, pool, claims))
+    assert not any(verdict.failed for call in found for verdict in judge("dtensor_operators", call, pool, claims))
+
+
 def test_gate_run_reduces_a_partial_operand_on_three_ranks() -> None:
     found = {call.operator: call.placements for call in gate_calls(3)}
 

@@ -190,6 +190,13 @@ def rows_of_first_axis(mesh: DeviceMesh) -> Pair:
     return _full(F.embedding(*put)), F.embedding(ids, table)
 
 
+def rows_of_own_process(mesh: DeviceMesh) -> Pair:
+    two_axes, whole = init_device_mesh("cpu", (2, mesh.size() // 2)), Replicate()
+    table, ids = _numbers(4, 2), torch.tensor([0, 3, 1])
+    put = (_put(ids, two_axes, whole, whole), _put(table, two_axes, whole, Shard(0)))
+    return _full(F.embedding(*put)), F.embedding(ids, table)
+
+
 def copied_from_the_same_dim(mesh: DeviceMesh) -> Pair:
     target, source = _numbers(2, 2, 2), _numbers(2, 2) + 20
     copy = _put(target, mesh, Shard(0))
@@ -216,7 +223,7 @@ def gradient_of_own_ids(mesh: DeviceMesh) -> Pair:
     return _gradient(_numbers(3, 2), Replicate(), mesh, lambda w, put: F.embedding(put(ids, Shard(0)), w))
 
 
-WORLD_SIZES = {"divided_by_two_ranks": 3}
+WORLD_SIZES = {"divided_by_two_ranks": 3, "rows_of_own_process": 4}
 """Numbers of ranks that show a wrong operator, if two do not."""
 
 
@@ -246,7 +253,7 @@ def _verdict(name: str, mesh: DeviceMesh) -> str:
 
 
 if __name__ == "__main__":
-    for world_size in (2, 3):
+    for world_size in (2, 3, 4):
         named = [name for name in sys.argv[1:] or WRONG if WORLD_SIZES.get(name, 2) == world_size]
         with tempfile.TemporaryDirectory() as folder:
             mp.spawn(_run, (f"{folder}/store", world_size, named), nprocs=world_size)

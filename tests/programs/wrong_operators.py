@@ -185,6 +185,11 @@ def _masked_on_first_axis(right: Any, self: Any, tensor: torch.Tensor, mesh: Dev
     return right(self, tensor, mesh, 0)
 
 
+def _masked_by_process(right: Any, self: Any, tensor: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> Any:
+    with patch.object(DeviceMesh, "_sym_get_coordinate", lambda mesh, dim: torch.distributed.get_rank()):
+        return right(self, tensor, mesh, mesh_dim)
+
+
 def _halved(right: Any, self: Partial, tensor: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> Any:
     return tensor / 2 if self == SUM and mesh.size(mesh_dim) > 1 else right(self, tensor, mesh, mesh_dim)
 
@@ -227,6 +232,7 @@ SEEN: dict[str, WrongOperator] = {
     "unbound_dim_not_counted": WrongOperator("unbind leaves shards behind the removed dim in place", "172350", wrapped(aten.unbind.int, _unbound_dim_kept)),
     "filled_dim_from_the_end": WrongOperator("index_fill does not see a dim that is counted from the end", "186149", rule([aten.index_fill.int_Scalar], lambda s, a: [[Shard(d), Shard(d), WHOLE] for d in range(len(s[0])) if d != a[1]])),
     "rows_of_even_shards": WrongOperator("the mask of an embedding takes each shard for as long as its own", "118513, 161368", replaced(_MaskPartial, "_partition_value", _rows_of_even_shards)),
+    "rows_of_own_process": WrongOperator("an embedding finds its rows by the number of the process", "118513, 166598", replaced(_MaskPartial, "_partition_value", _masked_by_process)),
     "padding_row_has_a_gradient": WrongOperator("the backward of an embedding ignores padding_idx", "133499", handled(aten.embedding_dense_backward.default, _padding_ignored)),
     # Layers and losses.
     "gains_of_own_rows": WrongOperator("layer_norm's gradient of the weight counts own rows alone", "115683, 133499", edited(aten.native_layer_norm_backward.default, placed(slice(1, 3), WHOLE))),

@@ -19,8 +19,8 @@ A table of strength 1 has every value that occurs in some combination. A table o
 that occurs in some combination. The calls of one operator follow each other in one process, so that a wrong cache would
 show.
 
-Two more calls of an operator have its placements on the second axis of a mesh, and on three ranks. Elementwise
-operators share one rule in torch, so only those of `PROMOTING` have these calls.
+Three more calls of an operator are on the second axis of a mesh, on two of three processes, and on three ranks.
+Elementwise operators share one rule in torch, so only those of `PROMOTING` have these calls.
 """
 
 from __future__ import annotations
@@ -62,6 +62,9 @@ For their gradient DTensor tries every combination of placements of seven tensor
 
 CONVOLUTIONS = frozenset({"convolution", "convolution transposed"})
 """Operators that DTensor gets wrong if an operand is sharded otherwise than the input by batch (finding 62)."""
+
+OF_THE_WORLD = frozenset({"equal"})
+"""Operators that torch computes right only if the mesh has all processes (finding 68)."""
 
 PROMOTING = frozenset(
     {
@@ -115,25 +118,26 @@ def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
     calls = [calls_of_operator(name, 2, dtype, depth) for name in names]
     if world_size == 3:
         return [case for one in calls for case in _on_three_ranks(one)]
-    return [case for one in calls for case in (*one, *_on_the_second_axis(one), *_of_two_dtypes(one, space.dtypes))]
+    return [case for one in calls for case in (*one, *_on_other_meshes(one), *_of_two_dtypes(one, space.dtypes))]
 
 
-def _on_the_second_axis(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
-    """Returns the first call with a shard, or else the first with a partial operand, on the second axis of a mesh.
+def _on_other_meshes(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
+    """Returns the first call with a shard on the second axis of a mesh, and on two of three processes.
 
-    Only the first such operand keeps its placement. The first axis has one rank, so an operator that asks for the rank
-    on the first axis gets 0 on every rank.
+    Without such a call it is the first with a partial operand. Only the first operand that is not replicated keeps its
+    placement. The first axis has one rank, so an operator that asks for the rank on the first axis gets 0 on every
+    rank. Of the three processes the first is outside of the mesh, so an operator that takes the number of its process
+    for its rank is wrong.
     """
     sharded = sorted(filter(_has_further_calls, calls), key=lambda case: not _has(case, "shard"))[:1]
-    return [
-        replace(
-            case,
-            mesh=(1, 2),
-            placements=tuple(("replicate", *texts) for texts in _first_alone(case.placements)),
-            cotangents=tuple(("replicate", *texts) for texts in case.cotangents),
-        )
-        for case in sharded
-    ]
+    found = []
+    for case in sharded:
+        alone = _first_alone(case.placements)
+        placements, cotangents = (tuple(("replicate", *texts) for texts in each) for each in (alone, case.cotangents))
+        found.append(replace(case, mesh=(1, 2), placements=placements, cotangents=cotangents))
+        if case.operator not in OF_THE_WORLD:
+            found.append(replace(case, placements=alone, members=(1, 2)))
+    return found
 
 
 def _first_alone(placements: tuple[Placements, ...]) -> tuple[Placements, ...]:
