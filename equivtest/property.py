@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from equivtest.base import limits
@@ -42,7 +42,7 @@ class Enumeration:
     """
 
     cases: Callable[[Space, int, int], Sequence[Case]]
-    parts: Mapping[int, int]
+    parts: Mapping[int, int] = field(hash=False)  # a property has a hash, a dict has none
 
 
 @dataclass(frozen=True)
