@@ -193,7 +193,7 @@ def rows_of_first_axis(mesh: DeviceMesh) -> Pair:
 def rows_of_own_process(mesh: DeviceMesh) -> Pair:
     two_axes, whole = init_device_mesh("cpu", (2, mesh.size() // 2)), Replicate()
     table, ids = _numbers(4, 2), torch.tensor([0, 3, 1])
-    put = (_put(ids, two_axes, whole, whole), _put(table, two_axes, whole, Shard(0)))
+    put = (_put(ids, two_axes, whole, whole), _put(table, two_axes, Shard(0), whole))
     return _full(F.embedding(*put)), F.embedding(ids, table)
 
 
