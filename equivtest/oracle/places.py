@@ -60,9 +60,12 @@ class Places:
             part.register_forward_hook(lambda *_: self._close(), always_call=True)
 
     def note(self) -> None:
-        """Records the present place in the forward for the operation's backward, which then has the same place."""
-        if _node() is None:
-            self._numbers.append(_next_number())
+        """Records the present place in the forward for the operation's backward, which then has the same place.
+
+        Only the first of several operations with the same sequence number counts, since `here` looks up the first.
+        """
+        if _node() is None and self._numbers[-1:] != [number := _next_number()]:
+            self._numbers.append(number)
             self._seen.append(self._now())
 
     def refuse(self) -> None:
