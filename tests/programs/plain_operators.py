@@ -223,7 +223,73 @@ def gradient_of_own_ids(mesh: DeviceMesh) -> Pair:
     return _gradient(_numbers(3, 2), Replicate(), mesh, lambda w, put: F.embedding(put(ids, Shard(0)), w))
 
 
-WORLD_SIZES = {"divided_by_two_ranks": 3, "rows_of_own_process": 4}
+def smallest_magnitude_by_largest(mesh: DeviceMesh) -> Pair:
+    x = torch.tensor([5.0, -2.0, 4.0, 3.0])
+    return _full(torch.linalg.vector_norm(_put(x, mesh, Shard(0)), -torch.inf)), torch.linalg.vector_norm(x, -torch.inf)
+
+
+def second_rolled_dim_overlooked(mesh: DeviceMesh) -> Pair:
+    x = _numbers(4, 4)
+    return _full(_put(x, mesh, Shard(1)).roll((1, 1), (0, 1))), x.roll((1, 1), (0, 1))
+
+
+def second_flipped_dim_overlooked(mesh: DeviceMesh) -> Pair:
+    x = _numbers(4, 4)
+    return _full(_put(x, mesh, Shard(1)).flip(0, 1)), x.flip(0, 1)
+
+
+def outer_normalized_dim_overlooked(mesh: DeviceMesh) -> Pair:
+    x = _numbers(2, 4, 3)
+    return _full(F.layer_norm(_put(x, mesh, Shard(1)), (4, 3))), F.layer_norm(x, (4, 3))
+
+
+def last_of_equal_places_written(mesh: DeviceMesh) -> Pair:
+    x, index, terms = _numbers(4), torch.tensor([1, 1]), _numbers(2) + 20
+    put = [_put(each, mesh, Replicate()) for each in (x, index, terms)]
+    return _full(put[0].index_put((put[1],), put[2], accumulate=True)), x.index_put((index,), terms, accumulate=True)
+
+
+def first_transposed_dims_remembered(mesh: DeviceMesh) -> Pair:
+    x = _numbers(4, 4, 4)
+    _put(x, mesh, Shard(0)).transpose(1, 2)
+    return _full(_put(x, mesh, Shard(0)).transpose(0, 1)), x.transpose(0, 1)
+
+
+def first_sliced_dim_remembered(mesh: DeviceMesh) -> Pair:
+    x = _numbers(4, 4)
+    torch.ops.aten.slice.Tensor(_put(x, mesh, Shard(0)), 1, 0, 3)
+    return _full(torch.ops.aten.slice.Tensor(_put(x, mesh, Shard(0)), 0, 1, 4)), x[1:]
+
+
+def dtype_of_a_sum_ignored(mesh: DeviceMesh) -> Pair:
+    x = torch.ones(4, 2)
+    return _full(_put(x, mesh, Shard(0)).sum(0, dtype=torch.float64)), x.sum(0, dtype=torch.float64)
+
+
+def ignored_targets_counted(mesh: DeviceMesh) -> Pair:
+    x, target = _numbers(4, 3), torch.tensor([0, 2, 1, 2])
+    put = [_put(each, mesh, Replicate()) for each in (x, target)]
+    return _full(F.nll_loss(put[0], put[1], ignore_index=2)), F.nll_loss(x, target, ignore_index=2)
+
+
+def averages_over_the_whole_mesh(mesh: DeviceMesh) -> Pair:
+    two_axes = init_device_mesh("cpu", (2, mesh.size() // 2))
+    share = DTensor.from_local(torch.ones(2), two_axes, [Replicate(), Partial("avg")])
+    return _full(share), torch.ones(2)
+
+
+def first_factor_for_the_whole_list(mesh: DeviceMesh) -> Pair:
+    x = _numbers(4)
+    found = torch._foreach_mul([_put(x, mesh, Shard(0)), _put(x, mesh, Shard(0))], [2.0, 3.0])
+    return _full(found[1]), 3 * x
+
+
+def factor_of_the_added_ignored(mesh: DeviceMesh) -> Pair:
+    x = _numbers(4)
+    return _full(_put(x, mesh, Shard(0)).add_(_put(x, mesh, Shard(0)), alpha=3)), 4 * x
+
+
+WORLD_SIZES = {"divided_by_two_ranks": 3, "rows_of_own_process": 4, "averages_over_the_whole_mesh": 4}
 """Numbers of ranks that show a wrong operator, if two do not."""
 
 

@@ -194,6 +194,11 @@ def _halved(right: Any, self: Partial, tensor: torch.Tensor, mesh: DeviceMesh, m
     return tensor / 2 if self == SUM and mesh.size(mesh_dim) > 1 else right(self, tensor, mesh, mesh_dim)
 
 
+def _averaged_over_mesh(right: Any, self: Partial, tensor: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> Any:
+    found = right(self, tensor, mesh, mesh_dim)
+    return found * mesh.size(mesh_dim) / mesh.size() if self == AVG else found
+
+
 def _exchanged_in_reverse(right: Any, tensor: torch.Tensor, gather_dim: int, *rest: Any) -> Any:
     mesh, mesh_dim = rest[-2:]
     parts = right(tensor, gather_dim, *rest).chunk(mesh.size(mesh_dim), gather_dim)
@@ -204,6 +209,12 @@ def _same_dim(shapes: Any, args: Any) -> list[list[Placement]]:
     """Shards the target and a source with fewer dims on dims of the same number."""
     target, source = shapes
     return [[Shard(dim)] * 3 for dim in range(len(source)) if len(source) < len(target)]
+
+
+def _all_but_first(shapes: Any, named: Any) -> list[list[Placement]]:
+    """With several named dims, keeps shards of all dims except the first of these."""
+    dims = [dim % len(shapes[0]) for dim in named[0]] if named else []
+    return [[Shard(dim)] * 2 for dim in range(len(shapes[0])) if len(dims) > 1 and dim != dims[0]]
 
 
 def _first_reduction_remembered() -> AbstractContextManager[Any]:
@@ -240,10 +251,7 @@ SEEN: dict[str, WrongOperator] = {
     "kernels_gradient_averaged": WrongOperator("a convolution's gradients of weight and bias are averaged", "118600", edited(aten.convolution_backward.default, placed(slice(1, 3), AVG))),
     "total_weight_of_own_rows": WrongOperator("nll_loss divides gradients by the weight of each rank's rows alone", "185167", wrapped(aten.nll_loss_forward.default, _own_total_weight)),
     "attention_to_own_keys": WrongOperator("the softmax of an attention works on each rank's keys alone", "134050", rule([aten._safe_softmax.default], kept(along=lambda s, a: [a[1] % len(s[0])]))),
-}  # fmt: skip
-"""Name -> defect that was known when the gate's cases were last changed."""
-
-BLIND: dict[str, WrongOperator] = {
+    # Planted later.
     "norm_of_shares": WrongOperator("each rank takes the norm of its share of a sum", "165962", rule([aten.linalg_vector_norm.default], always(SUM, SUM))),
     "first_reduction_remembered": WrongOperator("the cache of rules for amax ignores the dim", "159289, 134146", _first_reduction_remembered, stays=True),
     "number_minus_shares": WrongOperator("each rank subtracts its share from the whole number", "163193", rule([aten.rsub.Scalar], always(SUM, SUM))),
@@ -256,6 +264,22 @@ BLIND: dict[str, WrongOperator] = {
     "filled_like_a_share": WrongOperator("full_like of a partial sum fills each share", "163193", rule([aten.full_like.default], always(SUM, SUM))),
     "parts_exchanged_in_reverse": WrongOperator("a shard that moves to another dim gets the ranks' parts in reverse order", "144109, 161368", replaced(placement_types, "shard_dim_alltoall", _exchanged_in_reverse)),
     "gradient_of_own_ids": WrongOperator("each rank's ids give the whole gradient of an embedding", "118513, 133499", rule([aten.embedding_dense_backward.default], lambda s, a: [[WHOLE, Shard(d), Shard(d)] for d in range(len(s[1]))])),
+}  # fmt: skip
+"""Name -> defect that was known when the gate's cases were last changed."""
+
+BLIND: dict[str, WrongOperator] = {
+    "smallest_magnitude_by_largest": WrongOperator("a norm of order -inf is reduced by the largest", "149768", replaced(_math_ops, "_get_norm_reduction_op", lambda right, order: "max" if order == -torch.inf else right(order))),
+    "second_rolled_dim_overlooked": WrongOperator("roll works on each rank's part of its second dim", "161368", rule([aten.roll.default], lambda s, a: _all_but_first(s, a[2:]))),
+    "second_flipped_dim_overlooked": WrongOperator("flip works on each rank's part of its second dim", "161368", rule([aten.flip.default], lambda s, a: _all_but_first(s, a[1:]))),
+    "outer_normalized_dim_overlooked": WrongOperator("layer_norm works on each rank's part of its first normalized dim", "115683", rule([aten.native_layer_norm.default], lambda s, a: [[Shard(d), Shard(d), Shard(d), Shard(d), *[WHOLE] * (len(s) - 1)] for d in range(len(s[0]) - 1)] if len(a[1]) > 1 and len(s) == 1 else [])),
+    "last_of_equal_places_written": WrongOperator("index_put does not accumulate", "170934", handled(aten.index_put.default, lambda op, args, kwargs: op(*args[:3]))),
+    "first_transposed_dims_remembered": WrongOperator("the cache of rules for transpose ignores the dims", "134050", lambda: patch.dict(PROPAGATOR.op_to_schema_info, {aten.transpose.int: RuntimeSchemaInfo(100)}), stays=True),
+    "first_sliced_dim_remembered": WrongOperator("the cache of rules for slice ignores all arguments", "134050", lambda: patch.dict(PROPAGATOR.op_to_schema_info, {aten.slice.Tensor: RuntimeSchemaInfo(100)}), stays=True),
+    "dtype_of_a_sum_ignored": WrongOperator("sum ignores the argument dtype", "163374", handled(aten.sum.dim_IntList, lambda op, args, kwargs: op(*args))),
+    "ignored_targets_counted": WrongOperator("nll_loss ignores ignore_index", "185167", handled(aten.nll_loss_forward.default, lambda op, args, kwargs: op(*args[:4], -100))),
+    "averages_over_the_whole_mesh": WrongOperator("an average over one axis is divided by the number of ranks of all axes", "166598, 157340", replaced(Partial, "_reduce_value", _averaged_over_mesh)),
+    "first_factor_for_the_whole_list": WrongOperator("a list is multiplied by the first of its factors", "120238", handled(aten._foreach_mul.ScalarList, lambda op, args, kwargs: op(args[0], args[1][:1] * len(args[1])))),
+    "factor_of_the_added_ignored": WrongOperator("add_ ignores alpha", "163193", handled(aten.add_.Tensor, lambda op, args, kwargs: op(*args))),
 }  # fmt: skip
 """Name -> defect that was planted after the last change of the gate's cases."""
 
