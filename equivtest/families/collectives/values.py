@@ -68,24 +68,33 @@ def _at_limits(name: str, ordinary: torch.Tensor, seed: int) -> torch.Tensor:
                    of one large term and, from each other rank, one unit in the last place of the largest number
         compared   only infinities; or each term an infinity or a largest number
     """
-    info, (ranks, columns) = torch.finfo(ordinary.dtype), ordinary.shape
-    number, rank = torch.arange(columns, device="cpu"), torch.arange(ranks, device="cpu")[:, None]
+    num_terms = 3 if name == "added" else 2
+    number = torch.arange(ordinary.shape[1], device="cpu")
+    kind = (number + seed) // 2 % (2 * num_terms)
+    found = ordinary.clone()
+    for each in range(2 * num_terms):  # kind by kind, because one of 64 ranks must not need a gigabyte
+        columns = ((number + seed) % 2 == 0).logical_and(kind == each).nonzero()[:, 0]
+        term = _term(name, each % num_terms, ordinary[:, columns], (columns, seed))
+        found[:, columns] = (term if each < num_terms else -term).to(ordinary.dtype)
+    return found
+
+
+def _term(name: str, kind: int, ordinary: torch.Tensor, of: tuple[torch.Tensor, int]) -> torch.Tensor:
+    """Returns the values of one kind of columns. `of` is (numbers of the columns, seed)."""
+    (number, seed), (ranks, _), info = of, ordinary.shape, torch.finfo(ordinary.dtype)
+    rank = torch.arange(ranks, device="cpu")[:, None]
     is_one = number % ranks == rank
     largest, infinite = (torch.full(ordinary.shape, value, dtype=torch.float64) for value in (info.max, math.inf))
-    if name == "added":
-        power = 2.0 ** (math.frexp(info.max)[1] - 1)
-        units = torch.full_like(largest, power * info.eps)
-        terms = [
-            torch.where(is_one, infinite, ordinary.double().abs()),
-            torch.full_like(largest, 1.5 * power),
-            torch.where(is_one, largest - (ranks - 1) * units, units),
-        ]
-    else:
+    if name == "compared":
         is_positive = (number + rank + seed) % 2 == 0
-        terms = [infinite, torch.where(is_one, infinite, torch.where(is_positive, largest, -largest))]
-    kind = (number + seed) // 2 % (2 * len(terms))
-    chosen = torch.stack([*terms, *(-each for each in terms)]).gather(0, kind.expand(1, ranks, columns))[0]
-    return torch.where((number + seed) % 2 == 0, chosen.to(ordinary.dtype), ordinary)
+        return infinite if kind == 0 else torch.where(is_one, infinite, torch.where(is_positive, largest, -largest))
+    power = 2.0 ** (math.frexp(info.max)[1] - 1)
+    if kind == 0:
+        return torch.where(is_one, infinite, ordinary.double().abs())
+    if kind == 1:
+        return torch.full_like(largest, 1.5 * power)
+    units = torch.full_like(largest, power * info.eps)
+    return torch.where(is_one, largest - (ranks - 1) * units, units)
 
 
 def _draw(case: CollectivesCase, name: str, mode: str, seed: int) -> torch.Tensor:
