@@ -20,6 +20,7 @@ from equivtest.families.operators.oracle import judged_how
 from equivtest.families.operators.strategy_calls import (
     CONVOLUTIONS,
     ENUMERATED,
+    OF_EACH_KIND,
     PARTS,
     REFUSED,
     calls_of,
@@ -123,8 +124,8 @@ def test_gate_run_calls_each_form_of_a_convolution_on_a_sharded_batch(name: str)
     assert {case.arguments for case in by_batch} == {form.arguments for form in forms_of(name)}
 
 
-def test_gate_run_enumerates_three_calls_of_each_loss() -> None:
-    assert {len(calls(name)) for name in LOSSES} == {3}
+def test_gate_run_enumerates_six_calls_of_each_loss() -> None:
+    assert {len(calls(name)) for name in LOSSES} == {6}
     assert not set(UNDECIDED) & set(ENUMERATED)
     assert undecided("special.airy_ai").endswith("no bound is known for special_airy_ai")
     assert not undecided("nn.functional.mse_loss")
@@ -349,6 +350,37 @@ def test_gate_run_calls_an_operator_on_the_second_axis_of_a_mesh() -> None:
     assert {call.mesh_shape for call in found.values()} == {(1, 2)}
     assert {texts[0] for call in found.values() for texts in call.placements} == {"replicate"}
     assert all(any(texts[1] != "replicate" for texts in call.placements) for call in found.values())
+
+
+@pytest.mark.parametrize("name", ["transpose", "slice", "amax", "roll", "cumsum"])
+def test_gate_run_repeats_a_call_with_other_arguments(name: str) -> None:
+    found = defaultdict[object, set[object]](set)
+    for call in gate_calls(2):
+        if call.operator == name and call.placements[0][0].startswith("shard") and len(call.mesh_shape) == 1:
+            found[call.operands, call.placements, call.members].add(call.arguments)
+
+    assert max(map(len, found.values())) >= 3
+
+
+def test_gate_run_averages_over_one_of_two_axes() -> None:
+    found = gate_calls(4)
+
+    assert {call.mesh_shape for call in found} == {(2, 2)}
+    assert {call.operator for call in found} == OF_EACH_KIND
+    assert "partial(avg)" in {texts[0] for call in found for texts in call.placements}
+
+
+@pytest.mark.parametrize("argument", ["ignore_index=", "reduction='sum'", "reduction='none'", "weight="])
+def test_gate_run_calls_a_loss_with_each_named_argument(argument: str) -> None:
+    texts = [dict(call.arguments)["call"] for call in calls("nn.functional.nll_loss")]
+
+    assert any(argument in str(text) for text in texts)
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "cumsum", "softmax"])
+def test_results_of_another_dtype_are_judged_in_that_dtype(name: str) -> None:
+    for call in calls(f"{name} in float64"):
+        assert [result.dtype for result in call.results] == ["float64"]
 
 
 def test_gate_run_calls_an_operator_on_two_of_three_processes() -> None:

@@ -63,7 +63,8 @@ def per_dim(name: str, *values: int, **arguments: Any) -> Callable[[Shape], list
 
 def rolls(shape: Shape) -> list[Arguments]:
     found: list[Arguments] = [(("shifts", shift), ("dims", dim)) for dim in dims_of(shape) for shift in (1, -1)]
-    return [*found, (("shifts", 1),)]
+    both: list[Arguments] = [(("shifts", (1, -1)), ("dims", (0, 1)))] if len(shape) > 1 else []
+    return [*found, *both, (("shifts", 1),)]
 
 
 def flips(shape: Shape) -> list[Arguments]:
@@ -148,6 +149,11 @@ def same_mask(shape: Shape) -> Signatures:
 def smaller_beside(shape: Shape) -> Signatures:
     """Returns signatures in which one operand has the shape, and the other broadcasts to the shape."""
     return pairs()(shape)[: 2 * len(shape) + 1]
+
+
+def scaled_beside(shape: Shape) -> Signatures:
+    """Returns a signature with two operands of the shape, and a factor for the second."""
+    return (Signature((shape, shape), (("alpha", -2),)),)
 
 
 def picked_rows(shape: Shape) -> Signatures:

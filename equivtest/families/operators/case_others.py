@@ -9,6 +9,7 @@ from equivtest.families.operators.case_arguments import (
     expands,
     pads,
     same_mask,
+    scaled_beside,
     selected_beside,
     sliced_beside,
     slices,
@@ -65,7 +66,7 @@ ROWS = (
     chooses("nn.functional.avg_pool1d", functional.avg_pool1d, each(kernel_size=2), num_dims=(3,)),
     chooses("nn.functional.avg_pool2d", functional.avg_pool2d, each(kernel_size=(2, 1)), num_dims=(3,)),
     # In place, on a copy of the first operand.
-    Operator("add in place", in_place("add_"), either(smaller_beside, numbers("other", 1.0))),
+    Operator("add in place", in_place("add_"), either(smaller_beside, numbers("other", 1.0), scaled_beside)),
     rounded("sub in place", in_place("sub_"), numbers("other", 1.0)),
     rounded("mul in place", in_place("mul_"), either(smaller_beside, numbers("other", 2.0))),
     rounded("div in place", in_place("div_"), numbers("other", 3.0)),

@@ -8,11 +8,21 @@ import torch
 from torch.nn import functional
 
 from equivtest.families.operators.case_forms import along, either, reduced
-from equivtest.families.operators.case_operator import BITS, BOOLS, DISTINCT, POWERS, SIGNS, Operator, chooses, rounded
+from equivtest.families.operators.case_operator import (
+    BITS,
+    BOOLS,
+    DISTINCT,
+    POWERS,
+    SIGNS,
+    Call,
+    Operator,
+    chooses,
+    rounded,
+)
 
 
 def _norm(x: torch.Tensor, ord: float | str, **how: Any) -> Any:
-    """`ord` may be the text 'inf', because a case's arguments can hold that text but no infinity."""
+    """`ord` may be the text 'inf' or '-inf', because a case's arguments can hold that text but no infinity."""
     return torch.linalg.vector_norm(x, float(ord), **how)
 
 
@@ -39,7 +49,7 @@ ROWS = (
     rounded("std", torch.std, either(reduced(), reduced(correction=0))),
     rounded("var_mean", torch.var_mean, reduced()),
     rounded("std_mean", torch.std_mean, reduced()),
-    rounded("norm", _norm, either(*(reduced(ord=ord) for ord in (2, 1, "inf", 3, 0)))),
+    rounded("norm", _norm, either(*(reduced(ord=ord) for ord in (2, 1, "inf", 3, 0, "-inf")))),
     rounded("linalg.vector_norm", torch.linalg.vector_norm, reduced()),
     rounded("logsumexp", torch.logsumexp, reduced(all_dims=False, keepdim=False)),  # findings/58
     Operator("cumsum", torch.cumsum, along()),
@@ -60,3 +70,17 @@ TIES = chooses("amax of ties", torch.amax, reduced(), domain=SIGNS, adds_cotange
 
 In 16 bits the quotients are rounded so much that no verdict on the gradient is conclusive.
 """
+
+
+def _in_float64(call: Call) -> Call:
+    return lambda x, **how: call(x, dtype=torch.float64, **how)
+
+
+NOT_DRAWN = (
+    TIES,
+    rounded("sum in float64", _in_float64(torch.sum), reduced()),
+    rounded("mean in float64", _in_float64(torch.mean), reduced()),
+    rounded("cumsum in float64", _in_float64(torch.cumsum), along()),
+    rounded("softmax in float64", _in_float64(torch.softmax), along()),
+)
+"""Operators that random cases do not have: `amax of ties`, and operators with another dtype for the result."""

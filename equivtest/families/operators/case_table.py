@@ -65,9 +65,9 @@ OPERATORS = {
     **HAND_WRITTEN,
     **BACKWARD,
     **LISTS,
-    **{operator.name: operator for operator in (*case_samples.ROWS, case_reductions.TIES)},
+    **{operator.name: operator for operator in (*case_samples.ROWS, *case_reductions.NOT_DRAWN)},
 }
-"""All operators by name: those written by hand, those with forms from torch's own list, and `amax of ties`."""
+"""All operators by name: those written by hand, those with forms from torch's own list, and `NOT_DRAWN`."""
 
 
 def run(name: str, operands: tuple[Any, ...], arguments: Arguments) -> tuple[Any, ...]:

@@ -20,7 +20,8 @@ that occurs in some combination. The calls of one operator follow each other in 
 show.
 
 Three more calls of an operator are on the second axis of a mesh, on two of three processes, and on three ranks.
-Elementwise operators share one rule in torch, so only those of `PROMOTING` have these calls.
+Elementwise operators share one rule in torch, so only those of `PROMOTING` have these calls. Two more calls repeat an
+earlier call with other arguments. One operator of each kind also has calls on a mesh of 2 x 2 ranks.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from equivtest.cases.case import Shape
 from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE, OperatorCase, Placements
 from equivtest.families.operators.case_forms import Signature
 from equivtest.families.operators.case_operator import FLOATS, Operator
-from equivtest.families.operators.case_reductions import TIES
+from equivtest.families.operators.case_reductions import NOT_DRAWN
 from equivtest.families.operators.case_samples import IN_PLACE, OUT, ROWS, UNDECIDED, way_of
 from equivtest.families.operators.case_table import (
     BACKWARD,
@@ -44,6 +45,7 @@ from equivtest.families.operators.case_table import (
     HAND_WRITTEN,
     LISTS,
     OPERATORS,
+    is_taken,
     kind_of,
     results_of,
 )
@@ -66,6 +68,11 @@ CONVOLUTIONS = frozenset({"convolution", "convolution transposed"})
 OF_THE_WORLD = frozenset({"equal"})
 """Operators that torch computes right only if the mesh has all processes (finding 68)."""
 
+OF_EACH_KIND = frozenset(
+    {"mul", "relu", "add", "sum", "transpose", "mm", "softmax", "cumsum", "select", "cat", "mul in place"}
+)
+"""One operator of each kind. On four ranks a gate has calls of these operators alone."""
+
 PROMOTING = frozenset(
     {
         "add", "sub", "mul", "div", "maximum", "minimum", "where", "eq", "ne", "lt", "le", "gt", "ge", "pow", "cat",
@@ -77,7 +84,7 @@ PROMOTING = frozenset(
 MAX_ROWS = 200
 """Largest number of combinations per form that `covering` chooses from."""
 
-MAX_CALLS = {"": 3, IN_PLACE: 3, OUT: 2}
+MAX_CALLS = {"": 6, IN_PLACE: 3, OUT: 2}
 """Way of calling -> largest number of calls of one operator with forms from torch's list, in a gate."""
 
 
@@ -98,11 +105,11 @@ torch 2.13.0 refuses each of the three calls that a gate would make, on every ra
 SAMPLED = tuple(row.name for row in ROWS if not way_of(row.name) and row.name not in UNDECIDED)
 """Names of other such operators that are called as functions and that the oracle can judge."""
 
-ALL = (*HAND_WRITTEN, *BACKWARD, *LISTS, *SAMPLED, TIES.name)
+ALL = (*HAND_WRITTEN, *BACKWARD, *LISTS, *SAMPLED, *(row.name for row in NOT_DRAWN))
 """Names of the operators that a conformance run calls."""
 ENUMERATED = tuple(name for name in ALL if name not in REFUSED)
 """Names of the operators that a gate calls. `known_failures.toml` lists all failures of these calls."""
-PARTS = {2: 8, 3: 1}
+PARTS = {2: 8, 3: 1, 4: 1}
 """World size -> number of searches that the operators are divided among."""
 
 
@@ -116,9 +123,54 @@ def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
     dtype = next((each for each in space.dtypes if each in REAL_DTYPES), "")
     names = (ENUMERATED if depth == 1 else ALL)[part :: PARTS[world_size]] if dtype else ()
     calls = [calls_of_operator(name, 2, dtype, depth) for name in names]
-    if world_size == 3:
-        return [case for one in calls for case in _on_three_ranks(one)]
-    return [case for one in calls for case in (*one, *_on_other_meshes(one), *_of_two_dtypes(one, space.dtypes))]
+    if world_size > 2:
+        on_more = {3: _on_three_ranks, 4: _on_two_axes}[world_size]
+        return [case for one in calls for case in on_more(one)]
+    return [
+        case
+        for one in calls
+        for case in (*one, *_again(one), *_on_other_meshes(one), *_of_two_dtypes(one, space.dtypes))
+    ]
+
+
+def _again(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
+    """Returns two calls that differ only in their arguments from an earlier call with a shard.
+
+    A cache of rules that ignores the arguments would show. Of the earlier calls, the first of those with the most dims
+    is taken.
+    """
+    sharded = [case for case in calls if _has(case, "shard") and case.operator not in SLOW_IF_SHARDED | CONVOLUTIONS]
+    if not sharded:
+        return []
+    first = max(sharded, key=lambda case: len(case.operands[0]))
+    others = [
+        signature
+        for signature in OPERATORS[first.operator].form(first.operands[0])
+        if (signature.shapes, signature.holds) == (first.operands, first.holds)
+        and signature.arguments != first.arguments
+        and is_taken(first.operator, signature, first.dtype)
+    ]
+    chosen = dict.fromkeys((*others[:1], *others[-1:]))
+    found = [replace(first, arguments=signature.arguments, cotangents=()) for signature in chosen]
+    return [case for case in found if case not in calls]
+
+
+def _on_two_axes(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
+    """Returns the calls of `OF_EACH_KIND` with a partial operand on the first axis of a mesh of 2 x 2 ranks.
+
+    An operator that takes the number of all ranks for the number of ranks on an axis would show.
+    """
+    partial = [case for case in calls if case.operator in OF_EACH_KIND and _has(case, "partial")]
+    return [
+        replace(
+            case,
+            world_size=4,
+            mesh=(2, 2),
+            placements=tuple((*texts, "replicate") for texts in case.placements),
+            cotangents=(),
+        )
+        for case in partial
+    ]
 
 
 def _on_other_meshes(calls: Sequence[OperatorCase]) -> list[OperatorCase]:

@@ -6,6 +6,7 @@ A form says which shapes the operands have, and with which arguments the operato
 from __future__ import annotations
 
 import itertools
+import re
 from functools import cache
 
 from equivtest.cases.case import Shape
@@ -48,8 +49,8 @@ def _features(signature: Signature) -> frozenset[object]:
     """Returns the arguments, the numbers of dims, and facts on the shapes.
 
     The facts are which operands have the first operand's shape, which have no dims, which have a dim of size 1, which
-    are repeated along such a dim, and if the call names one. Further facts are the signs of numbers, and where a
-    sharded dim may lie beside the named dims.
+    are repeated along such a dim, and if the call names one. Further facts are the signs of numbers, where a
+    sharded dim may lie beside the named dims, and the named arguments of a call from torch's list.
     """
     shapes, dim = signature.shapes, dict(signature.arguments).get("dim")
     alike, single = tuple(shape == shapes[0] for shape in shapes), tuple(1 in shape for shape in shapes)
@@ -58,7 +59,14 @@ def _features(signature: Signature) -> frozenset[object]:
     sizes = [max(along) for along in itertools.zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1)]
     repeats = tuple(any(own < size for own, size in zip(shape[::-1], sizes, strict=False)) for shape in shapes)
     facts = (tuple(map(len, shapes)), alike, ("single", *single), names_single, without_dims, ("repeats", *repeats))
-    return frozenset((*signature.arguments, *facts, *signs_of(signature), *places_of(signature).values()))
+    further = (*_named_in(signature), *signs_of(signature), *places_of(signature).values())
+    return frozenset((*signature.arguments, *facts, *further))
+
+
+def _named_in(signature: Signature) -> list[str]:
+    """Returns each named argument of a call from torch's list, such as 'ignore_index=1'."""
+    text = dict(signature.arguments).get("call", "")
+    return re.findall(r"\w+=[^,\[(]+", text) if isinstance(text, str) else []
 
 
 @cache
