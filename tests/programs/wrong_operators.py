@@ -264,10 +264,7 @@ SEEN: dict[str, WrongOperator] = {
     "filled_like_a_share": WrongOperator("full_like of a partial sum fills each share", "163193", rule([aten.full_like.default], always(SUM, SUM))),
     "parts_exchanged_in_reverse": WrongOperator("a shard that moves to another dim gets the ranks' parts in reverse order", "144109, 161368", replaced(placement_types, "shard_dim_alltoall", _exchanged_in_reverse)),
     "gradient_of_own_ids": WrongOperator("each rank's ids give the whole gradient of an embedding", "118513, 133499", rule([aten.embedding_dense_backward.default], lambda s, a: [[WHOLE, Shard(d), Shard(d)] for d in range(len(s[1]))])),
-}  # fmt: skip
-"""Name -> defect that was known when the gate's cases were last changed."""
-
-BLIND: dict[str, WrongOperator] = {
+    # Arguments, caches, norms, views of several dims, averages on meshes.
     "smallest_magnitude_by_largest": WrongOperator("a norm of order -inf is reduced by the largest", "149768", replaced(_math_ops, "_get_norm_reduction_op", lambda right, order: "max" if order == -torch.inf else right(order))),
     "second_rolled_dim_overlooked": WrongOperator("roll works on each rank's part of its second dim", "161368", rule([aten.roll.default], lambda s, a: _all_but_first(s, a[2:]))),
     "second_flipped_dim_overlooked": WrongOperator("flip works on each rank's part of its second dim", "161368", rule([aten.flip.default], lambda s, a: _all_but_first(s, a[1:]))),
@@ -281,6 +278,9 @@ BLIND: dict[str, WrongOperator] = {
     "first_factor_for_the_whole_list": WrongOperator("a list is multiplied by the first of its factors", "120238", handled(aten._foreach_mul.ScalarList, lambda op, args, kwargs: op(args[0], args[1][:1] * len(args[1])))),
     "factor_of_the_added_ignored": WrongOperator("add_ ignores alpha", "163193", handled(aten.add_.Tensor, lambda op, args, kwargs: op(*args))),
 }  # fmt: skip
+"""Name -> defect that was known when the gate's cases were last changed."""
+
+BLIND: dict[str, WrongOperator] = {}
 """Name -> defect that was planted after the last change of the gate's cases."""
 
 WRONG = SEEN | BLIND
