@@ -432,13 +432,13 @@ def start_script(tmp_path: Path, text: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
 
 
-def test_ranks_end_when_their_parent_is_killed(tmp_path: Path) -> None:
-    """One rank is idle, one hangs in Python, and its peer waits for it in a collective."""
+@pytest.mark.parametrize("subject", ["hangs_in_collective", "hangs_in_python"])
+def test_ranks_end_when_their_parent_is_killed(tmp_path: Path, subject: str) -> None:
     text = (
         "from equivtest.ranks.pool import Pool\nfrom tests.programs.tiny import PlainCase\n"
         f"pool = Pool(visit={VISIT!r})\npool.run('trivial', PlainCase(world_size=1))\n"
         f"pool.run('trivial', PlainCase(world_size=2))\nprint('up', flush=True)\n"
-        f"pool.run('hangs_in_python', PlainCase(world_size=2))\n"
+        f"pool.run({subject!r}, PlainCase(world_size=2))\n"
     )
     with start_script(tmp_path, text) as parent:
         assert parent.stdout is not None and parent.stdout.readline() == "up\n"
