@@ -20,7 +20,7 @@ from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE
 from equivtest.families.operators.case_forms import Signature, Signatures
 from equivtest.families.operators.case_operator import FLOATS, Operator
 from equivtest.families.operators.case_table import HAND_WRITTEN, OPERATORS, results_of, signatures_of
-from equivtest.families.operators.strategy_calls import CONVOLUTIONS, PROMOTING
+from equivtest.families.operators.strategy_calls import CONVOLUTIONS, OF_THE_WORLD, PROMOTING
 from equivtest.property import Space
 
 T = TypeVar("T")
@@ -158,7 +158,7 @@ def _operator_cases(draw: DrawFn, space: Space, operators: tuple[str, ...]) -> O
         values=pick_values(draw, _modes_of(operator, dtypes)),
         poison=pick(draw, "poison", POISON_TABLE),
         repeats=pick(draw, "repeats", REPEATS),
-        members=() if mesh or name == "equal" else members,  # findings/68
+        members=() if mesh or name in OF_THE_WORLD else members,
     )
 
 

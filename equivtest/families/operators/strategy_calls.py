@@ -19,9 +19,10 @@ A table of strength 1 has every value that occurs in some combination. A table o
 that occurs in some combination. The calls of one operator follow each other in one process, so that a wrong cache would
 show.
 
-Three more calls of an operator are on the second axis of a mesh, on two of three processes, and on three ranks.
-Elementwise operators share one rule in torch, so only those of `PROMOTING` have these calls. Two more calls repeat an
-earlier call with other arguments. One operator of each kind also has calls on a mesh of 2 x 2 ranks.
+Three more calls of an operator are on the second axis of a mesh, on two of three processes, and on three ranks. All
+elementwise operators share one rule in torch, so an elementwise operator has these calls only if it is in `PROMOTING`.
+Two more calls repeat an earlier call with other arguments. One operator of each kind also has calls on a mesh of 2 x 2
+ranks.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from equivtest.families.operators.case_table import (
     results_of,
 )
 from equivtest.families.operators.strategy_forms import forms_of, places_of, signs_of
+from equivtest.layout import Shard, parse_placement
 from equivtest.property import Enumeration, Space
 
 T = TypeVar("T")
@@ -68,9 +70,9 @@ CONVOLUTIONS = frozenset({"convolution", "convolution transposed"})
 OF_THE_WORLD = frozenset({"equal"})
 """Operators that torch computes right only if the mesh has all processes (finding 68)."""
 
-OF_EACH_KIND = frozenset(
-    {"mul", "relu", "add", "sum", "transpose", "mm", "softmax", "cumsum", "select", "cat", "mul in place"}
-)
+OF_EACH_KIND = (
+    "mul", "relu", "add", "sum", "transpose", "mm", "softmax", "cumsum", "select", "cat", "mul in place",
+)  # fmt: skip
 """One operator of each kind. On four ranks a gate has calls of these operators alone."""
 
 PROMOTING = frozenset(
@@ -379,10 +381,8 @@ def _traits(signature: Signature, texts: tuple[str, ...]) -> list[tuple[object, 
 
 def _names_other_dim(shapes: tuple[Shape, ...], text: str) -> bool:
     """True if an operand with fewer dims than another also has a dim with the number that `text` shards."""
-    if not text.startswith("shard"):
-        return False
-    dim = int(text.removeprefix("shard(").removesuffix(")"))
-    return any(dim < len(shape) < max(map(len, shapes)) for shape in shapes)
+    placement = parse_placement(text)
+    return isinstance(placement, Shard) and any(placement.dim < len(shape) < max(map(len, shapes)) for shape in shapes)
 
 
 @cache
@@ -446,4 +446,4 @@ def _cotangent(text: str, shape: Shape) -> Placements:
 
 
 ENUMERATION = Enumeration(calls_of, PARTS)
-"""The calls of `dtensor_operators` on two ranks and on three ranks."""
+"""The calls of `dtensor_operators` on two, three and four ranks."""

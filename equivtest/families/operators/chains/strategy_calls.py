@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from equivtest.cases.axes import Label, itself
+from equivtest.families.operators import strategy_calls
 from equivtest.families.operators.case import REAL_DTYPES
 from equivtest.families.operators.chains.case import REDISTRIBUTE, SPECIALS, THROUGH_LOCAL, WRITE, ChainCase
 from equivtest.families.operators.chains.strategy import CHAINED, NAMES, build_chain
@@ -15,10 +16,7 @@ from equivtest.property import Enumeration, Space
 
 T = TypeVar("T")
 
-OF_EACH_KIND = (
-    "mul", "relu", "add", "sum", "transpose", "mm", "softmax", "cumsum", "select", "cat", "mul in place",
-    REDISTRIBUTE, THROUGH_LOCAL, WRITE,
-)  # fmt: skip
+OF_EACH_KIND = (*strategy_calls.OF_EACH_KIND, REDISTRIBUTE, THROUGH_LOCAL, WRITE)
 """One operator of each kind, with the steps that change placements. A gate has each ordered pair of them."""
 
 NUM_SIGNATURES = 2
