@@ -213,8 +213,8 @@ NUM_NEAREST = 3
 def nearest_first(cases: list[Case], defect: Defect) -> tuple[list[Case], list[Case]]:
     """Splits the cases: the few that a claim will most likely reject, and all others, also the most likely first.
 
-    Those are the cases in which the fewest of the fields chosen for the case derived by hand differ, if they have the
-    flag of the claim.
+    A claim will most likely reject a case that has the claim's flag and differs in few fields from the case derived by
+    hand. Only the fields that were chosen for the case derived by hand count.
     """
     smallest, defaults = fields_of(defect.smallest), defaults_of(type(defect.smallest))
     [flag] = {claim.flag for claim in gate.property_of(defect).claims if claim.name == defect.claim}

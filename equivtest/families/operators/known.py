@@ -231,7 +231,7 @@ def takes_mean(case: OperatorCase) -> bool:
 def convolves_as_held(case: OperatorCase) -> bool:
     """True if a convolution is sharded otherwise than its input by batch, or if some rank has no row of the batch.
 
-    An input with fewer dims than the kernel has no batch: its first dim is that of the channels.
+    An input with fewer dims than the kernel has no batch. Its first dim is the dim of channels.
     """
     first, *others = case.placements
     rows_of_ranks = [shape[0] if shape else 0 for shape in _first_operand_of_ranks(case)]
