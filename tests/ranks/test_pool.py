@@ -517,7 +517,10 @@ def test_run_hides_cards_from_the_server_that_forks_ranks_on_the_cpu(monkeypatch
     pools.start_server(config)
     server = config.stash[pools._server_key]
     try:
-        assert psutil.Process(server._process.pid).environ()["CUDA_VISIBLE_DEVICES"] == ""
+        process = psutil.Process(server._process.pid)
+        while not (environment := process.environ()):  # Linux shows none until it has loaded the new program
+            time.sleep(0.01)
+        assert environment["CUDA_VISIBLE_DEVICES"] == ""
     finally:
         server.close()
 
