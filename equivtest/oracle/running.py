@@ -59,7 +59,7 @@ from equivtest.oracle.running_operators import (
 from equivtest.oracle.running_outs import Kernel, Out
 from equivtest.oracle.running_parts import APART
 from equivtest.oracle.running_roundings import Roundings, partial_sums
-from equivtest.oracle.running_rules import RULES, clamp, exact_where, power_of
+from equivtest.oracle.running_rules import RULES, clamp, divided_to_whole, exact_where, power_by, power_of
 from equivtest.oracle.running_special import RULES as SPECIAL_RULES
 from equivtest.oracle.running_sums import REDUCTIONS
 from equivtest.oracle.running_windows import RULES as WINDOW_RULES
@@ -286,7 +286,11 @@ class RunningError(Mode):
         if name == "masked_fill":
             return RULES["where"](self.roundings, args[1], args[2], args[0])
         if name == "pow" and isinstance(args[1], torch.Tensor):
-            return power_of(self.roundings, *args) if func._overloadname == "Scalar" and args[0] > 0 else None
+            if func._overloadname != "Scalar":
+                return power_by(self.roundings, *args)
+            return power_of(self.roundings, *args) if args[0] > 0 else None
+        if kwargs.get("rounding_mode"):
+            return divided_to_whole(self.roundings, *args, **kwargs)
         if name in OTHER_RULES:
             return OTHER_RULES[name](self.roundings, *args, **kwargs)
         return RULES[name](self.roundings, *args, **kwargs) if name in RULES and kwargs.keys() <= FACTORS else None
@@ -341,7 +345,8 @@ class RunningError(Mode):
         if name in SETS:
             source = Parts.of(others[0] if others else SETS[name])
         else:
-            apart = getattr(getattr(torch.ops.aten, name, None), func._overloadname, None)
+            packet, overload = getattr(torch.ops.aten, name, None), func._overloadname
+            apart = getattr(packet, f"Tensor_{overload}", getattr(packet, overload, None))  # pow.Scalar has a number
             if apart is None or name in MOVES:
                 raise _unknown(f"{name}_")
             with self:

@@ -306,6 +306,26 @@ def power_of(r: Roundings, base: float, exponent: Any) -> Parts:
     return _with_number_stored(found, Parts.of(exponent), lambda x, number: torch.pow(number, x), base)
 
 
+def power_by(r: Roundings, operand: Any, exponent: Any) -> Parts:
+    """Raises each element, above zero, to the power of the same element of `exponent`.
+
+    The function is monotonic in each operand while the other is fixed. So its largest and smallest values lie where
+    both operands are at an end of what they may be.
+    """
+    a, n = Parts.of(operand), Parts.of(exponent)
+    bases, powers = ([part.value.double() + sign * part.error for sign in (-1, 1)] for part in (a, n))
+    right = a.value.double() ** n.value.double()
+    apart = torch.stack([(base**power - right).abs() for base in bases for power in powers]).amax(0)
+    is_known = (a.error == 0) & (n.error == 0)
+    error = torch.where(is_known, 0.0, torch.where(bases[0] > 0, apart.nan_to_num(nan=math.inf), math.inf))
+    return r.rounded(a.value**n.value, error, right.abs() + error, r.of_curve)
+
+
+def divided_to_whole(r: Roundings, dividend: Any, divisor: Any, *, rounding_mode: str) -> Parts:
+    """Divides and rounds to a whole number, which is exact unless the quotient's error reaches another one."""
+    return steps(r, div(r, dividend, divisor).wrapped(), torch.trunc if rounding_mode == "trunc" else torch.floor)
+
+
 def curve(r: Roundings, operand: Any, f: Curve, *, above: float = -math.inf, stores: int = 1) -> Parts:
     """Applies f, monotonic for x > `above`. The bound follows from f(value - error) and f(value + error)."""
     a = Parts.of(operand)

@@ -45,6 +45,13 @@ def amax(r: Roundings, operand: Any, *, dim: Dims = (), keepdim: bool = False) -
     return chosen(value, torch.where(most == 0, 0.0, error.nan_to_num(nan=math.inf)))
 
 
+def amin(r: Roundings, operand: Any, *, dim: Dims = (), keepdim: bool = False) -> Parts:
+    """Returns the smallest element: see `amax`."""
+    a = Parts.of(operand)
+    found = amax(r, a._replace(value=-a.value).wrapped(), dim=dim, keepdim=keepdim)
+    return found._replace(value=-found.value)
+
+
 def var_mean(
     r: Roundings,
     operand: Any,
@@ -104,11 +111,11 @@ def dims_of(value: torch.Tensor, dim: Dims) -> tuple[int, ...]:
 
 
 def count_of(value: torch.Tensor, dims: Sequence[int]) -> int:
-    return math.prod(value.shape[dim] for dim in dims)
+    return math.prod(value.shape[dim] for dim in dims) if value.dim() else 1  # a number has the dims 0 and -1
 
 
 REDUCTIONS: dict[str, Callable[..., Any]] = {
-    "sum": total, "mean": mean, "amax": amax, "var_mean": var_mean, "_softmax": softmax,
+    "sum": total, "mean": mean, "amax": amax, "amin": amin, "var_mean": var_mean, "_softmax": softmax,
     "var": lambda r, operand, **how: var_mean(r, operand, **how)[0],
 }  # fmt: skip
 """Operator -> rule, called with `Roundings`, the operand, and all other arguments by name."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 
 import pytest
@@ -164,6 +166,28 @@ def test_bound_of_a_power_allows_an_exponent_rounded_to_the_dtype() -> None:
 
     for exponent in (0.3, stored):
         assert abs(float((x.double() ** exponent).bfloat16()) - float(right.value)) <= float(right.allowed)
+
+
+def test_bound_of_a_power_by_a_tensor_spans_all_that_both_operands_may_be() -> None:
+    bases, exponents = off_by([0.5, 3.0, 0.01], 0.1), off_by([2.0, -1.0, 1.0], 0.5)
+    right = bound(torch.pow, bases, exponents, dtype="float32")
+
+    for base, exponent in itertools.product((-0.1, 0.0, 0.1), (-0.5, 0.5)):
+        found = (Parts.of(bases).value[:2] + base) ** (Parts.of(exponents).value[:2] + exponent)
+        assert bool(((found - right.value[:2]).abs() <= right.allowed[:2]).all())
+    assert right.allowed.tolist() == pytest.approx([0.6**1.5 - 0.25, 2.9**-0.5 - 1 / 3, math.inf], rel=1e-4)
+
+
+def test_whole_quotient_is_exact_unless_the_quotient_is_near_a_whole_number() -> None:
+    right = bound(lambda x: torch.div(x, 2.0, rounding_mode="floor"), off_by([7.0, 7.95], 0.1), dtype="float32")
+
+    assert right.value.tolist() == [3, 3] and right.allowed.tolist() == [0, pytest.approx(1)]
+
+
+def test_smallest_element_may_be_any_that_is_smallest_within_its_error() -> None:
+    right = bound(lambda x: x.amin(-1), off_by([5.0, -3.0, -2.9], 0.25), dtype="float32")
+
+    assert float(right.value) == -3 and float(right.allowed) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("name", ["hardshrink_backward", "softshrink_backward"])
