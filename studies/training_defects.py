@@ -20,7 +20,7 @@ from equivtest.property import Property, resolved
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from tests.gate import cases_of, in_turns, known_in, rejects
-from tests.programs.wrong_training import FIRST, LATER, PROPERTIES, WRONG, planted
+from tests.programs.wrong_training import BLIND, FIRST, LATER, PROPERTIES, WRONG, planted
 
 GREEN = "GREEN"
 
@@ -59,7 +59,11 @@ def row(name: str, pool: Pool) -> str:
 def main(names: list[str]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    batches = {"Rules that were known when cases were written": FIRST, "Rules that were planted afterwards": LATER}
+    batches = {
+        "Rules that were known when cases were written": FIRST,
+        "Rules that were planted afterwards": LATER,
+        "Rules that were planted afterwards by somebody who had read no case": BLIND,
+    }
     with Pool() as pool:
         for title, batch in batches.items():
             if chosen := [name for name in names or WRONG if name in batch]:

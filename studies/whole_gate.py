@@ -20,7 +20,7 @@ from equivtest.property import Property
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from tests.gate import cases_of, known_in, rejects
-from tests.programs.wrong_operators import BLIND, SEEN, WRONG
+from tests.programs.planted_operators import BLIND, SEEN, WRONG
 
 PROPERTIES = ("dtensor_operator_chains", "dtensor_operators")
 
@@ -36,7 +36,7 @@ def row(name: str, listed: list[tuple[Property, Case]]) -> str:
     found = number = 0
     with Pool() as pool:
         for number, (prop, case) in enumerate(listed, 1):
-            planted = replace(prop, subject=f"tests.programs.wrong_operators:{name}__{prop.subject}")
+            planted = replace(prop, subject=f"tests.programs.planted_operators:{name}__{prop.subject}")
             if rejects(planted, known_in(prop.subject, planted.subject), case, pool):
                 found = number
                 break

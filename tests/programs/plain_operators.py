@@ -1,25 +1,20 @@
-"""Shows by DTensor alone that each wrong operator is wrong: `python -m tests.programs.plain_operators`.
+"""Programs of DTensor alone, one for each defect of `tests.programs.wrong_operators`.
 
-Each program returns what DTensor says, and what torch says without DTensor.
+Each returns what DTensor says, and what torch says without DTensor: see `tests.programs.shown_operators`.
 """
 
 from __future__ import annotations
 
-import sys
-import tempfile
-import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from tests.programs.wrong_operators import WRONG, wrong_torch
-
 Pair = tuple[torch.Tensor, torch.Tensor]
+Program = Callable[[DeviceMesh], Pair]
 
 
 def _numbers(*shape: int) -> torch.Tensor:
@@ -291,35 +286,3 @@ def factor_of_the_added_ignored(mesh: DeviceMesh) -> Pair:
 
 WORLD_SIZES = {"divided_by_two_ranks": 3, "rows_of_own_process": 4, "averages_over_the_whole_mesh": 4}
 """Numbers of ranks that show a wrong operator, if two do not."""
-
-
-def _run(rank: int, store: str, world_size: int, names: list[str]) -> None:
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
-    mesh = init_device_mesh("cpu", (world_size,))
-    for name in names:
-        said = [_verdict(name, mesh)]
-        with wrong_torch(WRONG[name]):
-            said.append(_verdict(name, mesh))
-        said.append(_verdict(name, mesh))
-        if rank == 0:
-            print(f"{name:32} before: {said[0]:6} planted: {said[1]:40.40} after: {said[2]}", flush=True)
-    dist.destroy_process_group()
-
-
-def _verdict(name: str, mesh: DeviceMesh) -> str:
-    try:
-        got, right = globals()[name](mesh)
-    except Exception as error:
-        return f"raises {type(error).__name__} {str(error)[:100]!r}"
-    if got.shape != right.shape or got.dtype != right.dtype:
-        return f"{tuple(got.shape)} {got.dtype}"
-    return "right" if torch.allclose(got, right) else f"{got.flatten().tolist()}"
-
-
-if __name__ == "__main__":
-    for world_size in (2, 3, 4):
-        named = [name for name in sys.argv[1:] or WRONG if WORLD_SIZES.get(name, 2) == world_size]
-        with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(_run, (f"{folder}/store", world_size, named), nprocs=world_size)

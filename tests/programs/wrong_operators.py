@@ -8,8 +8,8 @@ rules that differ only in placements.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,12 +21,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 from torch.distributed.tensor._ops import _math_ops, _tensor_ops
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.placement_types import _MaskPartial
 
-from equivtest.cases.subject import Answers, Given
-from equivtest.families.operators.chains.subject import chains
-from equivtest.families.operators.subject import operators
 from tests.programs.rules import AVG, MAX, SUM, WHOLE, Rule, WrongRule, always, kept, planted
 
 aten = torch.ops.aten
@@ -225,7 +221,7 @@ def _first_dim_remembered() -> AbstractContextManager[Any]:
     return patch.dict(PROPAGATOR.op_to_schema_info, {aten.cumsum.default: RuntimeSchemaInfo(100)})
 
 
-SEEN: dict[str, WrongOperator] = {
+WRONG_OPERATORS: dict[str, WrongOperator] = {
     # Pointwise.
     "scalar_on_every_rank": WrongOperator("a scalar is added on every rank", "163193, 149768", rule([aten.add.Tensor], lambda s, a: _scalar(s, a, SUM))),
     "largest_scaled_by_a_negative": WrongOperator("a largest stays the largest times a negative scalar", "170035", rule([aten.mul.Tensor], lambda s, a: _scalar(s, a, MAX))),
@@ -278,41 +274,3 @@ SEEN: dict[str, WrongOperator] = {
     "first_factor_for_the_whole_list": WrongOperator("a list is multiplied by the first of its factors", "120238", handled(aten._foreach_mul.ScalarList, lambda op, args, kwargs: op(args[0], args[1][:1] * len(args[1])))),
     "factor_of_the_added_ignored": WrongOperator("add_ ignores alpha", "163193", handled(aten.add_.Tensor, lambda op, args, kwargs: op(*args))),
 }  # fmt: skip
-"""Name -> defect that was known when the gate's cases were last changed."""
-
-BLIND: dict[str, WrongOperator] = {}
-"""Name -> defect that was planted after the last change of the gate's cases."""
-
-WRONG = SEEN | BLIND
-
-
-@contextmanager
-def wrong_torch(wrong: WrongOperator) -> Iterator[None]:
-    """Makes torch wrong for a while; no cached rule outlives it."""
-    with wrong.plant():
-        _clear_sharding_prop_cache()
-        yield
-    _clear_sharding_prop_cache()
-
-
-def _subject(
-    name: str, run: Callable[[Any, DeviceMesh, Given], Answers]
-) -> Callable[[Any, DeviceMesh, Given], Answers]:
-    def subject(case: Any, mesh: DeviceMesh, given: Given) -> Answers:
-        wrong = WRONG[name]
-        if not wrong.stays:
-            with wrong_torch(wrong):
-                return run(case, mesh, given)
-        if name not in _STAYING:
-            _STAYING[name] = wrong.plant()
-            _STAYING[name].__enter__()
-        return run(case, mesh, given)
-
-    return subject
-
-
-_STAYING: dict[str, AbstractContextManager[Any]] = {}
-"""Defects that stay until their process ends, by name."""
-for _name in WRONG:
-    globals()[f"{_name}__dtensor_operators"] = _subject(_name, operators)
-    globals()[f"{_name}__dtensor_operator_chains"] = _subject(_name, chains)

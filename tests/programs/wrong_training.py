@@ -28,7 +28,8 @@ class WrongRule:
 
     Attributes:
         kind: What is wrong, in a few words.
-        part: Of torch: 'optimizer', 'clipping', 'ddp', 'fsdp2', or 'training' if all properties of training are tried.
+        part: Of torch: 'optimizer', 'clipping', 'ddp', 'fsdp2', 'parallel' for styles of tensor parallelism, or 'training'
+            if all properties of training are tried.
         function: 'module:function' of torch.
         right, wrong: Text of its source, and the text instead.
         near: A report or a change about that place, in torch or in a library with the same code.
@@ -107,7 +108,40 @@ A twentieth rule changes no result: if the end of an inner `no_sync` ends the ou
 earlier micro-batch, and the average of averages is the average.
 """
 
-WRONG = FIRST | LATER
+TP, ZERO = "torch.distributed.tensor.parallel.", "torch.distributed.optim.zero_redundancy_optimizer:"
+
+BLIND: dict[str, WrongRule] = {
+    # optimizers
+    "eps_corrected_too": WrongRule("Adam's bias correction divides eps too, single tensor", "training", f"{ADAM}_single_tensor_adam", "(exp_avg_sq.sqrt() / bias_correction2_sqrt).add_(eps)", "exp_avg_sq.sqrt().add_(eps) / bias_correction2_sqrt", "pytorch 41477"),
+    "late_parameter_restarts_all": WrongRule("a parameter's first gradient restarts the momentum of all, foreach", "training", f"{SGD}_multi_tensor_sgd", "if device_momentum_buffer_list[i] is None:\n                        buf =", "if not all_states_with_momentum_buffer:\n                        buf =", "pytorch 122131"),
+    "step_back_not_zeroed": WrongRule("Rprop steps where the gradient's sign changes", "training", "torch.optim.rprop:_single_tensor_rprop", "grad[sign.eq(etaminus)] = 0", "pass", "pytorch 70418"),
+    "gradients_overwritten": WrongRule("Adamax overwrites the gradients, foreach", "training", "torch.optim.adamax:_multi_tensor_adamax", "if not maximize and weight_decay == 0:", "if False:", "pytorch 97712"),
+    # clipping
+    "generator_used_up": WrongRule("a generator of parameters is used up by the norm", "training", f"{CLIP}clip_grad_norm_", "parameters = list(parameters)\n        if is_generator and len(parameters) == 0:", "if False:", "pytorch 148259"),
+    "small_norm_scaled_up": WrongRule("gradients of a small norm are scaled up", "training", f"{CLIP}_clip_grads_with_norm_", "torch.clamp(clip_coef, max=1.0)", "clip_coef", "tinygrad 11761"),
+    # DistributedDataParallel
+    "final_model_of_last_rank": WrongRule("join ends with the last rank's model, not the last joiner's", "training", f"{DDP}DistributedDataParallel._sync_final_model", "self._distributed_rank, is_last_joiner", "self._distributed_rank, True", "pytorch 42577"),
+    "frozen_of_each_rank": WrongRule("frozen parameters are not broadcast at construction", "training", "torch.distributed.utils:_sync_module_states", "module_states.append(param.detach())", "module_states.extend([param.detach()] * param.requires_grad)", "pytorch 2464"),
+    "uncompressed_not_averaged": WrongRule("PowerSGD adds up what it does not compress", "training", f"{HOOKS}powerSGD_hook:powerSGD_hook", "fut.value()[0].div_(world_size)", "fut.value()[0]", "pytorch 49417"),
+    # FSDP2
+    "gradient_cut_along_rows": WrongRule("gradients of parameters sharded on columns are cut along rows", "training", f"{FSDP2}_fsdp_collectives:foreach_reduce", "torch.chunk(unsharded_grad, world_size, dim=shard_dim)", "torch.chunk(unsharded_grad, world_size, dim=0)", "pytorch 137496"),
+    "reduced_in_few_bits": WrongRule("a reduce_dtype that is the parameters' own dtype is ignored", "training", f"{FSDP2}_fsdp_param:FSDPParam.init_dtype_attrs", "if reduce_dtype == param_dtype:", "if reduce_dtype in (param_dtype, self.orig_dtype):", "pytorch 118223"),
+    "shards_joined_in_order": WrongRule("rows of both meshes are joined without interleaving", "training", f"{FSDP2}_fsdp_param:FSDPParam._init_sharding_spec_tp", "_StridedShard(shard_dim, split_factor=split_factor)", "fsdp_placement", "pytorch 129229"),
+    "unfrozen_stays_frozen": WrongRule("a parameter that is unfrozen later gets no gradient", "training", f"{FSDP2}_fsdp_param:FSDPParam.to_unsharded", "set_requires_grad_if_needed(self.sharded_param, self._unsharded_param)", "pass", "pytorch 104186"),
+    "divided_by_shards_only": WrongRule("HSDP divides by the ranks of one shard group", "training", f"{FSDP2}_fsdp_collectives:_get_gradient_divide_factors", "data_parallel_size *= all_reduce_group.size()", "pass", "pytorch 155903"),
+    # tensor parallel
+    "frozen_trains": WrongRule("a frozen layer that is sharded trains", "parallel", f"{TP}style:ColwiseParallel._partition_linear_fn", "requires_grad=param.requires_grad,", "", "pytorch 171709"),
+    "ignored_targets_counted": WrongRule("the gradient's mean counts ignored targets", "parallel", f"{TP}loss:_nll_loss_and_log_softmax_backward", "grad_output = grad_output / total_weight", "grad_output = grad_output / target.numel()", "pytorch 118950"),
+    # ZeroRedundancyOptimizer
+    "scheduled_rate_lost": WrongRule("a scheduled rate does not reach the local optimizer", "training", f"{ZERO}ZeroRedundancyOptimizer._local_step", "self._sync_param_groups(self.param_groups, self.optim.param_groups)", "pass", "fairscale 66"),
+    # state, schedules and averages
+    "patience_one_short": WrongRule("ReduceLROnPlateau waits one epoch too few", "training", "torch.optim.lr_scheduler:ReduceLROnPlateau.step", "self.num_bad_epochs > self.patience", "self.num_bad_epochs >= self.patience", "pytorch 2545"),
+    "step_loaded_in_few_bits": WrongRule("load_state_dict casts the step to the parameter's dtype", "training", "torch.optim.optimizer:Optimizer._process_value_according_to_param_policy", 'if key == "step":', 'if key == "step" and (capturable or fused):', "pytorch 74424"),
+    "buffers_of_first_model": WrongRule("the averaged model keeps its first buffers", "training", "torch.optim.swa_utils:AveragedModel.update_parameters", "b_swa.detach().copy_(b_model.detach().to(b_swa.device))", "pass", "pytorch 84053"),
+}  # fmt: skip
+"""Planted when all cases existed, by somebody who had read no case and no property."""
+
+WRONG = FIRST | LATER | BLIND
 
 OF_OPTIMIZERS = ("ddp_mlp", "fsdp2_mlp", "sequence_parallel_mlp_trains", "token_mean_step", "every_optimizer")
 PROPERTIES: dict[str, tuple[str, ...]] = {
@@ -117,6 +151,10 @@ PROPERTIES: dict[str, tuple[str, ...]] = {
     "fsdp2": (
         "fsdp2_mlp", "fsdp2_mixed_mlp", "fsdp2_tp_mlp", "hsdp_mlp", "fully_sharded_block", "fully_sharded_block_by_layers",
         "fully_sharded_sequence_parallel_block", "token_mean_step",
+    ),
+    "parallel": (
+        "colwise_linear", "colwise_embedding", "sequence_parallel_mlp", "sequence_parallel_mlp_trains", "fsdp2_tp_mlp",
+        "dtensor_cross_entropy", "parallel_cross_entropy", "gated_block", "attention_block", "sequence_parallel_block",
     ),
     "training": (
         "ddp_mlp", "fsdp2_mlp", "fsdp2_mixed_mlp", "fsdp2_tp_mlp", "hsdp_mlp", "sequence_parallel_mlp_trains",

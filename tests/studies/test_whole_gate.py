@@ -14,18 +14,18 @@ from equivtest.families.operators.case import OperatorCase
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from equivtest.verdicts.judging import judge
-from tests.programs import plain_operators
-from tests.programs.wrong_operators import WRONG, wrong_torch
+from tests.programs.planted_operators import WRONG, wrong_torch
+from tests.programs.shown_operators import program
 
 
 def test_each_wrong_operator_has_a_program_of_dtensor_alone() -> None:
-    assert len(WRONG) == 45
-    assert all(callable(getattr(plain_operators, name, None)) for name in WRONG)
+    assert len(WRONG) == 82
+    assert all(callable(program(name)) for name in WRONG)
 
 
 @pytest.mark.ranks
 def test_argmax_that_counts_shards_as_even_is_rejected(pool: Pool) -> None:
-    subject = "tests.programs.wrong_operators:place_by_even_shards__dtensor_operators"
+    subject = "tests.programs.planted_operators:place_by_even_shards__dtensor_operators"
     claims = shipped()["dtensor_operators"].claims
     of_three = OperatorCase(
         world_size=2, operator="argmax", operands=((3,),), arguments=(("dim", 0),), placements=(("shard(0)",),)
