@@ -1,4 +1,4 @@
-"""A module that ten elementwise optimizers of torch.optim train, each with a separate parameter.
+"""A module that ten elementwise optimizers of torch.optim train, each with two parameters of its own.
 
 Rprop, the eleventh, raises on DTensors (2.13.0).
 
@@ -50,13 +50,14 @@ CLIPPED, LARGEST = "Adadelta", 0.5
 AVERAGED = "Adamax"
 """The optimizer after whose updates the parameter becomes the average of its values after all updates so far."""
 UPDATES = {"RAdam": 6}
-"""Optimizer -> number of its updates in one step, if not 1.  RAdam's sixth update is its first with `eps`."""
+"""Optimizer -> number of its updates in one step, if not 2.  RAdam's sixth update is its first with `eps`."""
 
 
 class ManyTrained(nn.Module):
-    """A linear layer whose weight is made of one part for each optimizer.
+    """A linear layer whose weight is made of two parts for each optimizer.
 
     Attributes:
+        parts, late: Parameters by the optimizer's name. Those of `late` have no gradient in the first update of a step.
         loops: True if each optimizer loops over its parameters.
         options: 'plain' or 'varied', which name options in `UNLIKE`.
     """
@@ -65,9 +66,10 @@ class ManyTrained(nn.Module):
         super().__init__()
         self.options, self.loops = options, loops
         self.parts = nn.ParameterDict({name: nn.Parameter(torch.zeros(3, 2)) for name in UNLIKE})
+        self.late = nn.ParameterDict({name: nn.Parameter(torch.zeros(2, 2)) for name in UNLIKE})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, torch.cat([self.parts[name] for name in UNLIKE]))
+        return functional.linear(x, torch.cat([part[name] for part in (self.parts, self.late) for name in UNLIKE]))
 
 
 def many_trained(*, options: str, loops: bool) -> nn.Module:
@@ -75,7 +77,9 @@ def many_trained(*, options: str, loops: bool) -> nn.Module:
 
 
 class Together(torch.optim.Optimizer):
-    """Several optimizers in one. A step makes one or more updates by each, from the same gradients.
+    """Several optimizers in one. A step makes two or more updates by each, from the same gradients.
+
+    The first update leaves out the last parameter of each optimizer, which has no state yet in the second one.
 
     Attributes:
         averages: Average of each averaged parameter, over `num_averaged` updates.
@@ -92,7 +96,11 @@ class Together(torch.optim.Optimizer):
             name, (group,) = type(each).__name__, each.param_groups
             if name == CLIPPED:
                 clip_grad_value_(group["params"], LARGEST, foreach=group["foreach"])
-            for _ in range(UPDATES.get(name, 1)):
+            *_, late = group["params"]
+            withheld, late.grad = late.grad, None
+            each.step()
+            late.grad = withheld
+            for _ in range(UPDATES.get(name, 2) - 1):
                 each.step()
             if name == AVERAGED:
                 self.average(group["params"], foreach=group["foreach"])
@@ -114,14 +122,14 @@ class Together(torch.optim.Optimizer):
 
 
 def by_all(module: Any) -> torch.optim.Optimizer:
-    """Makes every optimizer, each for its parameter."""
-    return Together([_made(module, name, parameter) for name, parameter in module.parts.items()])
+    """Makes every optimizer, each for its two parameters."""
+    return Together([_made(module, name) for name in UNLIKE])
 
 
-def _made(module: Any, name: str, parameter: torch.Tensor) -> torch.optim.Optimizer:
+def _made(module: Any, name: str) -> torch.optim.Optimizer:
     options: dict[str, Any] = {key: value for key, value in COMMON.items() if key != "eps" or name not in WITHOUT_EPS}
     options |= UNLIKE[name][module.options]
     options |= {"fused": True} if name == FUSED and not module.loops else {"foreach": not module.loops}
     kind: Any = getattr(torch.optim, name)
-    made: torch.optim.Optimizer = kind([parameter], **options)
+    made: torch.optim.Optimizer = kind([module.parts[name], module.late[name]], **options)
     return made
