@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from equivtest.base.limits import DTYPES
 from equivtest.families.redistribute.case import RedistributeCase
-from equivtest.families.redistribute.strategy import redistribute_cases, refused_redistribute_cases
+from equivtest.families.redistribute.strategy import ENUMERATION, redistribute_cases, refused_redistribute_cases
 from equivtest.property import Property
 from equivtest.verdicts.claims import (
     is_exact_without_reduction,
@@ -89,6 +89,7 @@ redistribute = Property(
                          target=("partial(sum)", "replicate"), values=ALL_MODES),
         *of_many_elements(),
     ),
+    enumeration=ENUMERATION,
     weight=4,
 )  # fmt: skip
 

@@ -22,12 +22,16 @@ from equivtest.families.redistribute.known import (
     mixes_reductions,
 )
 from equivtest.families.redistribute.oracle import reduce_operands
+from equivtest.families.redistribute.strategy import moves_of
 from equivtest.layout import Layout, Partial, Replicate, Shard, local_shape
 from equivtest.oracle import expect
 from equivtest.oracle.collectives import expected_collectives
 from equivtest.oracle.exact import InexactData
 from equivtest.property import Space
+from equivtest.ranks.pool import Pool
 from equivtest.tensors import DTYPES
+from equivtest.verdicts.claims import equals_unsharded
+from equivtest.verdicts.judging import judge
 from tests.drawing import STRATEGIES, drawn
 from tests.families.refusing import refuses
 
@@ -300,3 +304,19 @@ def test_documented_scatter_sends_all_shards_from_the_first_rank() -> None:
     call, *_ = expected_collectives(case_of(road="distribute", requires_grad=()), 0)
 
     assert call.size_bytes == math.prod((4, 6)) * 4
+
+
+def test_gate_run_redistributes_between_all_placements_of_a_dim_that_two_axes_may_divide() -> None:
+    cases = moves_of(Space((4,), ("float32",)), 1, 0)
+    moves = {(case.source, case.target) for case in cases}
+
+    assert {case.mesh for case in cases} == {(2, 2)} and {case.shape[0] % 4 for case in cases} == {0, 1}
+    assert (("shard(0)", "shard(0)"), ("replicate", "shard(0)")) in moves and len(cases) == 2 * len(moves) == 64
+
+
+@pytest.mark.ranks
+def test_gate_run_rejects_an_outer_axis_that_is_redistributed_by_itself(pool: Pool) -> None:
+    subject = "tests.programs.planted_operators:outer_axis_by_itself__redistribute"
+    cases = moves_of(Space((4,), ("float32",)), 1, 0)
+
+    assert any(verdict.failed for case in cases for verdict in judge(subject, case, pool, (equals_unsharded,)))

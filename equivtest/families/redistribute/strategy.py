@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import cache
 
@@ -24,7 +25,7 @@ from equivtest.cases.picks import (
 from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.redistribute.case_refused import MISFITS, RefusedRedistributeCase
 from equivtest.layout import Shard, parse_placement
-from equivtest.property import Space
+from equivtest.property import Enumeration, Space
 
 NUM_DIMS = (*(1,) * 6, *(2,) * 14, *(3,) * 6, 4, 4, 0)
 MAX_SIZES = {0: 1, 1: 33, 2: 17, 3: 9, 4: 5}
@@ -194,3 +195,36 @@ def _is_even(shape: Shape, source: tuple[str, ...], mesh_shape: Shape) -> bool:
         if size % ranks:
             return False
     return True
+
+
+def moves_of(space: Space, depth: int, part: int) -> list[RedistributeCase]:
+    """Returns each redistribution of shards of dim 0 and partial sums on a mesh of 2 x 2 ranks, at every depth.
+
+    Both axes may shard dim 0. Torch then knows shortcuts for sizes that the ranks divide evenly, so there are two
+    sizes.
+    """
+    texts = ("replicate", "shard(0)", "partial(sum)")
+    moves = [
+        (source, target)
+        for source in itertools.product(texts, repeat=2)
+        for target in itertools.product(texts[:2], repeat=2)
+        if source != target
+    ]
+    return [
+        RedistributeCase(
+            world_size=4,
+            dtype=dtype,
+            mesh=(2, 2),
+            shape=(size, 3),
+            source=source,
+            target=target,
+            values=(("dense", 1),),
+        )
+        for dtype in space.dtypes[:1]
+        for source, target in moves
+        for size in (8, 5)
+    ]
+
+
+ENUMERATION = Enumeration(moves_of, {4: 1})
+"""The redistributions of `redistribute` on 2 x 2 ranks."""
