@@ -24,7 +24,7 @@ from equivtest.families.operators.chains.case import (
     ChainCase,
 )
 from equivtest.families.operators.chains.strategy import chain_cases
-from equivtest.families.operators.chains.strategy_calls import OF_EACH_KIND, PARTS, chains_of
+from equivtest.families.operators.chains.strategy_calls import OF_EACH_KIND, PARTS, REDUCTIONS, SPLITS, chains_of
 from equivtest.oracle import expect
 from equivtest.property import Space
 from equivtest.pytest_plugin.suite import shipped
@@ -147,6 +147,25 @@ def test_gate_has_each_ordered_pair_of_kinds_of_steps() -> None:
     pairs = {tuple(name for name, _, _ in chain.steps) for chain in chains_of_a_gate()}
 
     assert pairs >= set(itertools.product(OF_EACH_KIND, repeat=2))
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_gate_run_calls_operators_on_each_partial_result(reduction: str) -> None:
+    found = [chain for chain in chains_of_a_gate() if chain.steps[0][0] == reduction and len(chain.steps) == 2]
+    partial = [
+        chain for chain in found if dict(chain.steps[0][2]) == {"dim": 0} and chain.placements == (("shard(0)",),)
+    ]
+
+    assert {chain.steps[1][0] for chain in partial} >= {"neg", "abs", "mul", "add", "sum", "neg in place"}
+
+
+def test_gate_run_views_a_flattened_shard_behind_another_dim() -> None:
+    found = {
+        chain.steps[1][2] for chain in chains_of_a_gate() if [step[0] for step in chain.steps] == ["flatten", "view"]
+    }
+
+    assert found == {(("shape", shape),) for shape in SPLITS}
+    assert any(chain.steps[0][0] == "flatten" and chain.placements == (("shard(1)",),) for chain in chains_of_a_gate())
 
 
 @pytest.mark.parametrize("name", ["clamp", "cumsum", "mul", "roll"])

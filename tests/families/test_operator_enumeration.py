@@ -21,6 +21,7 @@ from equivtest.families.operators.strategy_calls import (
     CONVOLUTIONS,
     ENUMERATED,
     OF_EACH_KIND,
+    OWN_SHAPE,
     PARTS,
     REFUSED,
     calls_of,
@@ -394,7 +395,7 @@ def test_gate_run_calls_an_operator_on_two_of_three_processes() -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize("wrong", ["rows_of_first_axis", "rows_of_own_process"])
 def test_gate_run_rejects_an_embedding_that_asks_for_another_rank(wrong: str, pool: Pool) -> None:
-    subject, claims = f"tests.programs.wrong_operators:{wrong}__dtensor_operators", (equals_unsharded,)
+    subject, claims = f"tests.programs.planted_operators:{wrong}__dtensor_operators", (equals_unsharded,)
     found = [call for call in gate_calls(2) if call.operator == "nn.functional.embedding"]
 
     assert any(verdict.failed for call in found for verdict in judge(subject, call, pool, claims))
@@ -425,3 +426,73 @@ def test_gate_run_copies_from_an_operand_in_which_the_sharded_number_is_another_
     found = [call for call in calls("copy in place") if call.placements == (("shard(0)",), ("replicate",))]
 
     assert any(0 < len(call.operands[1]) < len(call.operands[0]) for call in found)
+
+
+@pytest.mark.parametrize("name", ["norm", "roll", "flip", "layer_norm of last dims"])
+def test_gate_run_divides_a_changed_or_named_dim_in_each_form(name: str) -> None:
+    divided = {(call.operands, call.arguments) for call in calls(name) if placed_on_its_dims(call)}
+
+    whole = {(form.shapes, form.arguments) for form in forms_of(name)} - divided
+
+    assert divided and all(shape[dict(arguments)["dim"]] == 1 for (shape,), arguments in whole)
+
+
+def placed_on_its_dims(call: OperatorCase) -> bool:
+    """True if the operand is sharded on a dim that the call names, or on any dim if the call names none."""
+    named = dict(call.arguments).get("dim", dict(call.arguments).get("dims"))
+    dims = named if isinstance(named, tuple) else (named,) if isinstance(named, int) else range(len(call.operands[0]))
+    return call.placements[0][0] in {f"shard({dim % len(call.operands[0])})" for dim in dims}
+
+
+@pytest.mark.parametrize("name", ["scatter_add", "index_put", "where", "addcmul"])
+def test_gate_run_divides_the_batch_of_all_operands_in_each_form(name: str) -> None:
+    found = {
+        (call.operands, call.arguments) for call in calls(name) if {*call.placements} <= {("shard(0)",), ("replicate",)}
+    }
+    with_rows = [form for form in forms_of(name) if len(form.shapes[0]) > 1 and form.shapes[0][0] > 1]
+
+    assert with_rows and all((form.shapes, form.arguments) in found for form in with_rows)
+
+
+@pytest.mark.parametrize("name", ["sort stable", "cumsum", "select", "softmax"])
+def test_gate_run_first_names_another_dim_than_the_sharded_one(name: str) -> None:
+    """A cache that ignores the dim would take the rule of the first call for the second one."""
+    first, second = (call for call in gate_calls(2) if call.operator == name and call.operands[0] == OWN_SHAPE)
+
+    assert first.placements == second.placements == (("shard(0)",),)
+    assert not placed_on_its_dims(first) and placed_on_its_dims(second)
+
+
+@pytest.mark.parametrize("name", sorted(strategy_calls.WITHOUT_BACKWARD))
+def test_gate_run_calls_a_group_norm_without_gradients(name: str) -> None:
+    bare = [call for call in gate_calls(2) if call.operator == name and not call.requires_grad]
+
+    assert {call.placements for call in bare} >= {call.placements for call in calls(name)}
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "mul"])
+def test_gate_run_divides_a_dim_among_both_axes_of_a_mesh(name: str) -> None:
+    found = [call.placements for call in gate_calls(4) if call.operator == name]
+
+    assert {texts[0] for placements in found for texts in placements if texts[0] == texts[1]} >= {
+        "shard(0)",
+        "shard(1)",
+    }
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("wrong", "operator"),
+    [
+        ("summed_loss_averaged", "nn.functional.cross_entropy"),
+        ("first_sorted_dim_remembered", "sort stable"),
+        ("larger_source_divided", "scatter from a tensor"),
+        ("mean_of_own_lines", "native_group_norm"),
+        ("not_written_in_place", "sub in place"),
+    ],
+)
+def test_gate_run_rejects_operators_that_were_planted_blind(wrong: str, operator: str, pool: Pool) -> None:
+    subject = f"tests.programs.planted_operators:{wrong}__dtensor_operators"
+    found = [call for call in gate_calls(2) if call.operator == operator]
+
+    assert any(verdict.failed for call in found for verdict in judge(subject, call, pool, (equals_unsharded,)))

@@ -208,6 +208,17 @@ def added_rows(shape: Shape) -> Signatures:
     return tuple(Signature((shape, row, row), (("dim", dim),)) for dim, row in rows)
 
 
+def written_rows(shape: Shape) -> Signatures:
+    """Returns signatures with an operand, an index of one row along `dim`, and new values, of which some are unused."""
+    found = []
+    for dim in dims_of(shape):
+        front = dim % len(shape)
+        row = (*shape[:front], 1, *shape[front + 1 :])
+        larger = tuple(size + (place != front) for place, size in enumerate(shape))
+        found += [Signature((shape, row, source), (("dim", dim),)) for source in (row, larger)]
+    return tuple(found)
+
+
 def images(*, transposed: bool = False) -> Form:
     """Returns a form for convolutions: an input (N, C, 3, W) or (N, C, W), a kernel and, in some signatures, a bias.
 

@@ -14,7 +14,7 @@ import torch
 
 from equivtest.cases.case import Shape
 from equivtest.families.operators.case_forms import Argument, Form, Signature, Signatures, either
-from equivtest.families.operators.case_operator import POSITIVE, Call, Operator, chooses, rounded
+from equivtest.families.operators.case_operator import DISTINCT, POSITIVE, Call, Operator, chooses, rounded
 
 LENGTH = 2
 """Number of elements of each list."""
@@ -75,6 +75,7 @@ ROWS = (
     _function(chooses, "neg", lists(1)),
     _function(chooses, "sign", lists(1)),
     _function(chooses, "maximum", lists(2)),
+    _function(chooses, "max", lists(1), domain=DISTINCT),
     _function(Operator, "add", lists(2), lists(2, alpha=-2), *_NUMBERS),
     _function(Operator, "sub", lists(2), lists(2, alpha=-2), *_NUMBERS),
     _function(Operator, "mul", lists(2), *_NUMBERS),
@@ -84,7 +85,10 @@ ROWS = (
     _function(rounded, "reciprocal", lists(1), domain=POSITIVE),
     _function(rounded, "norm", lists(1, ord=2), lists(1, ord=1), lists(1, ord="inf")),
     _in_place(Operator, "add", lists(2), lists(2, alpha=-2), *_NUMBERS),
+    _in_place(Operator, "sub", lists(2), lists(2, alpha=-2), *_NUMBERS),
     _in_place(Operator, "mul", lists(2), *_NUMBERS),
+    _in_place(chooses, "neg", lists(1)),
+    _in_place(rounded, "sqrt", lists(1), domain=POSITIVE),
     _in_place(rounded, "div", lists(2), *_NUMBERS, domain=POSITIVE),
     _in_place(rounded, "addcmul", lists(3), lists(3, value=-2), lists(3, scalars=(2, -3))),
     _in_place(rounded, "addcdiv", lists(3), lists(3, value=-2), domain=POSITIVE),

@@ -24,6 +24,7 @@ from equivtest.families.operators.case_operator import (
     BOOLS,
     DISTINCT,
     FLOATS,
+    POSITIVE,
     WHOLE,
     Operator,
     chooses,
@@ -67,9 +68,9 @@ ROWS = (
     chooses("nn.functional.avg_pool2d", functional.avg_pool2d, each(kernel_size=(2, 1)), num_dims=(3,)),
     # In place, on a copy of the first operand.
     Operator("add in place", in_place("add_"), either(smaller_beside, numbers("other", 1.0), scaled_beside)),
-    rounded("sub in place", in_place("sub_"), numbers("other", 1.0)),
+    Operator("sub in place", in_place("sub_"), either(smaller_beside, numbers("other", 1.0), scaled_beside)),
     rounded("mul in place", in_place("mul_"), either(smaller_beside, numbers("other", 2.0))),
-    rounded("div in place", in_place("div_"), numbers("other", 3.0)),
+    rounded("div in place", in_place("div_"), either(smaller_beside, numbers("other", 3.0)), domain=POSITIVE),
     chooses("fill in place", in_place("fill_"), each(value=2.0)),
     chooses("zero in place", in_place("zero_")),
     chooses("copy in place", in_place("copy_"), smaller_beside),
@@ -82,9 +83,9 @@ ROWS = (
     chooses("squeeze in place", in_place("squeeze_"), moved(squeezes)),
     chooses("unsqueeze in place", in_place("unsqueeze_"), moved(unsqueezes)),
     # Tensors made like another tensor.
-    chooses("full_like", torch.full_like, each(fill_value=2.0)),
+    chooses("full_like", torch.full_like, numbers("fill_value", 2.0, -3.0)),
     chooses("new_zeros", lambda x: x.new_zeros(x.shape)),
-    chooses("new_full", lambda x: x.new_full((3, 2), 2.0)),
+    chooses("new_full", lambda x, value: x.new_full(x.shape, value), numbers("value", 2.0, -3.0)),
     chooses("new_ones", lambda x: x.new_ones(x.shape)),
     # To another dtype.
     chooses("double", lambda x: x.double()),

@@ -7,13 +7,15 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from equivtest.families.operators.case_forms import along, either, reduced
+from equivtest.cases.case import Shape
+from equivtest.families.operators.case_forms import Signature, Signatures, along, either, numbers, reduced
 from equivtest.families.operators.case_operator import (
     BITS,
     BOOLS,
     DISTINCT,
     POWERS,
     SIGNS,
+    WHOLE,
     Call,
     Operator,
     chooses,
@@ -72,6 +74,19 @@ In 16 bits the quotients are rounded so much that no verdict on the gradient is 
 """
 
 
+def _over_last_dims(shape: Shape) -> Signatures:
+    """Returns one signature for each number of last dims that are normalized together."""
+    return tuple(Signature((shape,), (("dims", tuple(range(-num, 0))),)) for num in range(1, len(shape) + 1))
+
+
+def _layer_norm(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    return functional.layer_norm(x, [x.shape[dim] for dim in dims], eps=0.5)
+
+
+def _rms_norm(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    return functional.rms_norm(x, [x.shape[dim] for dim in dims], eps=0.5)
+
+
 def _in_float64(call: Call) -> Call:
     return lambda x, **how: call(x, dtype=torch.float64, **how)
 
@@ -82,5 +97,15 @@ NOT_DRAWN = (
     rounded("mean in float64", _in_float64(torch.mean), reduced()),
     rounded("cumsum in float64", _in_float64(torch.cumsum), along()),
     rounded("softmax in float64", _in_float64(torch.softmax), along()),
+    *(
+        chooses(f"{name} of whole numbers", getattr(torch, name), numbers("other", 0.5), kinds=(WHOLE,))
+        for name in ("add", "sub", "mul", "div")
+    ),
+    rounded("layer_norm of last dims", _layer_norm, _over_last_dims),
+    rounded("rms_norm of last dims", _rms_norm, _over_last_dims),
 )
-"""Operators that random cases do not have: `amax of ties`, and operators with another dtype for the result."""
+"""Operators that random cases do not have.
+
+These are `amax of ties`, operators with another dtype for the result, integers beside a floating-point number, and
+norms of several dims without a weight.
+"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from equivtest.cases.case import Shape
 from equivtest.families.operators.case_arguments import (
     added_rows,
     expands,
@@ -25,11 +26,30 @@ from equivtest.families.operators.case_arguments import (
     unflattens,
     unsqueezes,
     windows,
+    written_rows,
 )
-from equivtest.families.operators.case_forms import Signature, along, each, either, indexed, joined, moved
+from equivtest.families.operators.case_forms import (
+    Signature,
+    Signatures,
+    along,
+    dims_of,
+    each,
+    either,
+    indexed,
+    joined,
+    moved,
+)
 from equivtest.families.operators.case_operator import DISTINCT, FLOATS, INDEX, Operator, chooses
 
-_SORTED = moved(per_dim("k", 1, 2))
+
+def _one_k_per_dim(shape: Shape) -> Signatures:
+    """Returns signatures with k=1 for dims counted from the front, and with k=2, if possible, for dims from the end.
+
+    `topk` has a wrong shape if an earlier call had the same dim and another k (finding 125).
+    """
+    dims = [(dim, 1 if dim >= 0 else min(2, shape[dim])) for dim in dims_of(shape)]
+    return tuple(Signature((shape,), (("dim", dim), ("k", k))) for dim, k in dims)
+
 
 ROWS = (
     chooses("transpose", torch.transpose, moved(swaps)),
@@ -103,6 +123,12 @@ ROWS = (
         indexed(same_dims=True),
         kinds=(FLOATS, INDEX),
     ),
+    chooses(
+        "scatter from a tensor",
+        lambda x, index, other, dim: torch.scatter(x, dim, index, other),
+        written_rows,
+        kinds=(FLOATS, INDEX, FLOATS),
+    ),
     Operator(
         "scatter_add",
         lambda x, index, other, dim: torch.scatter_add(x, dim, index, other),
@@ -117,7 +143,8 @@ ROWS = (
     ),
     chooses("__getitem__", lambda x, index: x[index], picked_rows, kinds=(FLOATS, INDEX)),
     chooses("sort", torch.sort, either(along(), along(descending=True)), domain=DISTINCT),
+    chooses("sort stable", lambda x, dim: torch.sort(x, stable=True, dim=dim), along(), domain=DISTINCT),
     chooses("argsort", torch.argsort, along(), domain=DISTINCT),
-    chooses("topk", torch.topk, _SORTED, domain=DISTINCT),
-    chooses("kthvalue", torch.kthvalue, _SORTED, domain=DISTINCT),
+    chooses("topk", torch.topk, _one_k_per_dim, domain=DISTINCT),
+    chooses("kthvalue", torch.kthvalue, moved(per_dim("k", 1, 2)), domain=DISTINCT),
 )

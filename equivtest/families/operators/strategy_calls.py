@@ -4,7 +4,7 @@ A combination has a form, the placement of each operand and of the cotangents, a
 the cotangents and the mode alternate from combination to combination. Therefore most forms lack some pair of a
 cotangents' placement or mode with an operand's placement.
 
-A combination has eight more axes:
+A combination has ten more axes:
 
 - whether all operands have one placement, and whether the sharded dim's number names another dim in some operand;
 - which operand is the only partial operand, and how it is partial;
@@ -12,6 +12,8 @@ A combination has eight more axes:
 - which dim is sharded in every operand that has this dim;
 - whether the dim that the call names is sharded;
 - whether a dim is sharded that the result lacks, or that has another number in the result;
+- for each form, whether a dim is sharded that the call names or, if it names none, a dim that the result lacks;
+- for each form of several operands, whether dim 0 of each is sharded, as a batch is;
 - whether the sharded dim lies before the dims that the call names, or behind, and whether the result keeps these;
 - the sign of a number beside a partial operand.
 
@@ -21,8 +23,8 @@ show.
 
 Three more calls of an operator are on the second axis of a mesh, on two of three processes, and on three ranks. All
 elementwise operators share one rule in torch, so an elementwise operator has these calls only if it is in `PROMOTING`.
-Two more calls repeat an earlier call with other arguments. One operator of each kind also has calls on a mesh of 2 x 2
-ranks.
+Two more calls repeat an earlier call with other arguments, and two have a shape of their own. One operator of each kind
+also has calls on a mesh of 2 x 2 ranks.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ from equivtest.families.operators.case_table import (
     kind_of,
     results_of,
 )
-from equivtest.families.operators.strategy_forms import forms_of, places_of, signs_of
+from equivtest.families.operators.strategy_forms import NAMED, forms_of, places_of, signs_of
 from equivtest.layout import Shard, parse_placement
 from equivtest.property import Enumeration, Space
 
@@ -71,7 +73,7 @@ OF_THE_WORLD = frozenset({"equal"})
 """Operators that torch computes right only if the mesh has all processes (finding 68)."""
 
 OF_EACH_KIND = (
-    "mul", "relu", "add", "sum", "transpose", "mm", "softmax", "cumsum", "select", "cat", "mul in place",
+    "mul", "relu", "add", "sum", "mean", "transpose", "mm", "softmax", "cumsum", "select", "cat", "mul in place",
 )  # fmt: skip
 """One operator of each kind. On four ranks a gate has calls of these operators alone."""
 
@@ -82,6 +84,12 @@ PROMOTING = frozenset(
     }
 )  # fmt: skip
 """Operators that accept operands of several dtypes."""
+
+WITHOUT_BACKWARD = frozenset({"native_group_norm", "nn.functional.group_norm"})
+"""Operators whose backward raises on DTensors (finding 66), so that only a call without gradients shows the results."""
+
+OWN_SHAPE: Shape = (4, 2, 3)
+"""Shape of calls that show a cache of rules that ignores the dim."""
 
 MAX_ROWS = 200
 """Largest number of combinations per form that `covering` chooses from."""
@@ -124,7 +132,7 @@ def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
     [world_size] = space.world_sizes
     dtype = next((each for each in space.dtypes if each in REAL_DTYPES), "")
     names = (ENUMERATED if depth == 1 else ALL)[part :: PARTS[world_size]] if dtype else ()
-    calls = [calls_of_operator(name, 2, dtype, depth) for name in names]
+    calls = [_with_and_without_gradients(calls_of_operator(name, 2, dtype, depth)) for name in names]
     if world_size > 2:
         on_more = {3: _on_three_ranks, 4: _on_two_axes}[world_size]
         return [case for one in calls for case in on_more(one)]
@@ -132,7 +140,13 @@ def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
         case
         for one in calls
         for case in (*one, *_again(one), *_on_other_meshes(one), *_of_two_dtypes(one, space.dtypes))
-    ]
+    ] + [case for name in names for case in _on_a_shape_of_their_own(name, dtype)]
+
+
+def _with_and_without_gradients(calls: tuple[OperatorCase, ...]) -> tuple[OperatorCase, ...]:
+    """Returns the calls; if the operator is in `WITHOUT_BACKWARD`, each also without gradients."""
+    bare = (replace(case, requires_grad=(), cotangents=()) for case in calls if case.operator in WITHOUT_BACKWARD)
+    return (*calls, *dict.fromkeys(bare))
 
 
 def _again(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
@@ -157,22 +171,49 @@ def _again(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
     return [case for case in found if case not in calls]
 
 
-def _on_two_axes(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
-    """Returns the calls of `OF_EACH_KIND` with a partial operand on the first axis of a mesh of 2 x 2 ranks.
+def _on_a_shape_of_their_own(name: str, dtype: str) -> list[OperatorCase]:
+    """Returns a call that names another dim than the sharded one, and then a call that names the sharded dim.
 
-    An operator that takes the number of all ranks for the number of ranks on an axis would show.
+    No other call has this shape, so a cache of rules that ignores the dim gives the second call the rule of the first.
     """
-    partial = [case for case in calls if case.operator in OF_EACH_KIND and _has(case, "partial")]
-    return [
+    operator = OPERATORS[name]
+    if operator.has_samples or len(OWN_SHAPE) not in operator.num_dims or name in SLOW_IF_SHARDED | CONVOLUTIONS:
+        return []
+    found = dict[bool, Signature]()
+    for signature in operator.form(OWN_SHAPE):
+        if (place := places_of(signature).get("shard(0)")) and is_taken(name, signature, dtype):
+            found.setdefault(place[0] == NAMED, signature)
+    first, second = found.get(False), found.get(True)
+    if first is None or second is None or first.shapes != second.shapes:
+        return []
+    texts = ("shard(0)", *("replicate",) * (len(first.shapes) - 1))
+    return [_case(name, 2, dtype, (each, texts, "replicate", _modes(operator)[0])) for each in (first, second)]
+
+
+def _on_two_axes(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
+    """Returns the calls of `OF_EACH_KIND` on a mesh of 2 x 2 ranks, with a partial operand or a twice sharded one.
+
+    The partial operand is partial on the first axis. An operator that takes the number of all ranks for the number of
+    ranks on an axis would show. A twice sharded operand has the same dim sharded on both axes.
+    """
+    chosen = [case for case in calls if case.operator in OF_EACH_KIND]
+    partial = [(case, ("replicate",) * len(case.operands)) for case in chosen if _has(case, "partial")]
+    twice = [(case, _shards_alone(case)) for case in chosen if not _has(case, "partial") and _has(case, "shard")]
+    on_axes = [
         replace(
             case,
             world_size=4,
             mesh=(2, 2),
-            placements=tuple((*texts, "replicate") for texts in case.placements),
+            placements=tuple((*texts, text) for texts, text in zip(case.placements, second, strict=True)),
             cotangents=(),
         )
-        for case in partial
+        for case, second in partial + twice
     ]
+    return list(dict.fromkeys(on_axes))
+
+
+def _shards_alone(case: OperatorCase) -> tuple[str, ...]:
+    return tuple(text if text.startswith("shard") else "replicate" for (text,) in case.placements)
 
 
 def _on_other_meshes(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
@@ -284,6 +325,7 @@ def _rows(name: str, signature: Signature, strength: int) -> Iterator[Row]:
     tables = [_placements(name, signature, number, strength) for number in numbers]
     every = list(itertools.product(*tables))
     joint = [texts for texts in every if _traits(signature, texts)] if len(every) > MAX_ROWS else []
+    joint += [_by_rows(signature)] if _by_rows(signature) in every else []
     chosen = dict.fromkeys((*_spread(every, MAX_ROWS), *joint))
     combinations = [texts for texts in chosen if texts != whole]
     if len(numbers) == 1 or not combinations:
@@ -348,12 +390,17 @@ def _values(name: str, row: Row) -> list[tuple[object, ...]]:
     if isinstance(dim, int) and signature.shapes[0] and texts[0] == f"shard({dim % len(signature.shapes[0])})":
         values.append(("dim is divided", dim < 0, texts[1:2]))
     changed, moved = _changed_and_moved(name, signature)
+    place = places_of(signature).get(texts[0])
     if texts[0] in changed or texts[0] in moved:
         values.append(("changed dim is divided" if texts[0] in changed else "moved dim is divided", texts[0]))
+    if place[0] == NAMED if place else texts[0] in changed:
+        values.append(("form with its dims divided", signature))
     partial = [(number, text) for number, text in enumerate(texts) if text in REDUCTIONS]
     values += [("beside", *each, *sign) for each in partial for sign in signs_of(signature)]
-    if place := places_of(signature).get(texts[0]):
+    if place:
         values.append(("place", *place))
+    if len(texts) > 1 and texts == _by_rows(signature):
+        values.append(("form by rows", signature))
     if _is_whole(texts):
         values.append(("whole",))
     return values
@@ -398,6 +445,12 @@ def _dims_by_letter(signature: Signature) -> dict[tuple[str, ...], tuple[str, ..
         for letter in shared
     }
     return {texts: (*operands, letter) for letter, texts in placements.items()}
+
+
+@cache
+def _by_rows(signature: Signature) -> tuple[str, ...]:
+    """Returns the placements that shard dim 0 of each operand, as a batch is sharded."""
+    return tuple("shard(0)" if shape and shape[0] > 1 else "replicate" for shape in signature.shapes)
 
 
 @cache

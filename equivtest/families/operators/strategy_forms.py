@@ -19,6 +19,9 @@ SHAPES: tuple[Shape, ...] = ((3, 4), (2, 3, 2), (5,), (3, 1, 4))
 NUMBERS = frozenset({"other", "alpha", "exponent", "value", "weight", "min", "max", "scalar"})
 """Arguments whose sign matters beside a partial operand."""
 
+NAMED = "named"
+"""Place of a sharded dim that the call names."""
+
 MAX_FORMS = 8
 """Largest number of forms per operator."""
 
@@ -91,5 +94,5 @@ def places_of(signature: Signature) -> dict[str, tuple[object, ...]]:
         return {}
     how = (len(named) > 1, bool(arguments.get("keepdim")))
     places = {number: "before" if number < min(named) else "behind" for number in range(len(shape))}
-    places |= dict.fromkeys(named, "named")
+    places |= dict.fromkeys(named, NAMED)
     return {f"shard({number})": (place, *how) for number, place in places.items() if shape[number] > 1}

@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from equivtest.cases.axes import Label, itself
+from equivtest.cases.case import Shape
 from equivtest.families.operators import strategy_calls
-from equivtest.families.operators.case import REAL_DTYPES
-from equivtest.families.operators.chains.case import REDISTRIBUTE, SPECIALS, THROUGH_LOCAL, WRITE, ChainCase
+from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE
+from equivtest.families.operators.case_forms import Arguments
+from equivtest.families.operators.case_table import OPERATORS
+from equivtest.families.operators.chains.case import REDISTRIBUTE, SPECIALS, THROUGH_LOCAL, WRITE, ChainCase, Step
 from equivtest.families.operators.chains.strategy import CHAINED, NAMES, build_chain
 from equivtest.property import Enumeration, Space
 
@@ -18,6 +21,18 @@ T = TypeVar("T")
 
 OF_EACH_KIND = (*strategy_calls.OF_EACH_KIND, REDISTRIBUTE, THROUGH_LOCAL, WRITE)
 """One operator of each kind, with the steps that change placements. A gate has each ordered pair of them."""
+
+NORM = "linalg.vector_norm"
+REDUCTIONS = ("sum", "mean", "amax", "amin", NORM)
+"""Operators whose result over a sharded dim is partial, each by another reduction."""
+AFTER_REDUCTIONS = (
+    "neg", "abs", "square", "mul", "add", "sub", "rsub", "div", "clamp", "relu", "sqrt", "exp", "sum", "mean", "amax",
+    "softmax", "cumsum", "unsqueeze", "flip", "neg in place", "mul in place", "full_like",
+)  # fmt: skip
+"""Operators that a gate calls on a partial result. A rule that keeps the result partial must suit the reduction."""
+
+SPLITS = ((2, 4), (4, 2), (2, 2, 2), (8, 1))
+"""Shapes to which a flattened tensor of 2 x 4 elements is viewed."""
 
 NUM_SIGNATURES = 2
 """Number of pairs of neighbouring signatures with which a chain calls the same operator twice."""
@@ -43,8 +58,9 @@ def chains_of(space: Space, depth: int, part: int) -> list[ChainCase]:
     """Returns the chains of two steps in part `part` of `PARTS`.
 
     At depth 1 the steps are an ordered pair of `OF_EACH_KIND`, at depth 2 of all operators and steps. At both depths
-    each operator also follows itself with another signature, so that a cache that ignores arguments would show. The
-    chains have the first dtype of the space that is in `REAL_DTYPES`. Without such a dtype there are no chains.
+    each operator also follows itself with another signature, so that a cache that ignores arguments would show, and
+    there are the chains of `_of_partial_and_strided`. The chains have the first dtype of the space that is in
+    `REAL_DTYPES`. Without such a dtype there are no chains.
     """
     dtypes = tuple(each for each in space.dtypes if each in REAL_DTYPES)[:1]
     names = OF_EACH_KIND if depth == 1 else (*CHAINED, *SPECIALS)
@@ -56,7 +72,44 @@ def chains_of(space: Space, depth: int, part: int) -> list[ChainCase]:
     ]
     chosen = list(enumerate(pairs))[part :: PARTS[2]] if dtypes else []
     spaces = [Space((size,), dtypes) for size in space.world_sizes]
-    return [case for each in spaces for number, steps in chosen for case in _first_with_both_steps(number, steps, each)]
+    further = [case for each in spaces for dtype in dtypes for case in _of_partial_and_strided(each, dtype)]
+    drawn = (_first_with_both_steps(number, steps, each) for each in spaces for number, steps in chosen)
+    return [*itertools.chain.from_iterable(drawn), *further[part :: PARTS[2]]]
+
+
+def _of_partial_and_strided(space: Space, dtype: str) -> list[ChainCase]:
+    """Returns chains in which an operator takes a partial result, or a view takes the view of a shard.
+
+    If a dim behind another one is sharded, each rank's part of the flattened dim is strided.
+    """
+    [world_size] = space.world_sizes
+    last = [(first, second) for first in REDUCTIONS for second in AFTER_REDUCTIONS]
+    chains: list[tuple[Shape, str, tuple[Step, Step]]] = [
+        ((3, 4), "shard(0)", ((first, ("x0",), (("dim", 0),)), (second, ("y0",), _arguments_of(second))))
+        for first, second in last
+    ]
+    chains += [
+        ((2, 4), shard, (("flatten", ("x0",), ()), ("view", ("y0",), (("shape", shape),))))
+        for shard in ("shard(0)", "shard(1)")
+        for shape in SPLITS
+    ]
+    return [
+        ChainCase(
+            world_size=world_size,
+            dtype=dtype,
+            operands=(shape,),
+            steps=steps,
+            placements=((text,),),
+            requires_grad=(0,),
+            values=((REAL_MODE if steps[0][0] == NORM else EXACT_MODE, 1),),
+        )
+        for shape, text, steps in chains
+    ]
+
+
+def _arguments_of(name: str) -> Arguments:
+    """Returns the arguments of the operator's simplest call on one tensor of one dim."""
+    return next(each.arguments for each in OPERATORS[name].form((4,)) if len(each.shapes) == 1)
 
 
 def _first_with_both_steps(number: int, chosen: Mapping[str, Any], space: Space) -> list[ChainCase]:
