@@ -275,6 +275,15 @@ def test_step_without_a_loss_raises_misuse(pool: Pool) -> None:
     assert "reports_nothing returns no tensor: return a tensor" in verdicts
 
 
+@pytest.mark.ranks
+def test_step_that_freezes_a_parameter_for_the_next_step_is_refused(pool: Pool) -> None:
+    made = {**TOKENS, "step": f"{HERE}freezes"}
+
+    assert "step 1 changes requires_grad of module.embedding.weight" in judge_misused(
+        ModuleCase(world_size=2, **made), pool
+    )
+
+
 def judge_misused(case: ModuleCase, pool: Pool) -> str:
     with pytest.raises(Misuse) as refused:
         judge("module", case, pool)

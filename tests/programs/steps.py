@@ -124,6 +124,12 @@ def updates_by_itself(module: Any, mesh: DeviceMesh, micro_batches: Any, optimiz
     return left
 
 
+def freezes(module: Any, mesh: DeviceMesh, micro_batches: Any, optimizer: Any) -> dict[str, torch.Tensor]:
+    left = token_mean(module, mesh, micro_batches, optimizer)
+    module.get_submodule("module.embedding").requires_grad_(requires_grad=False)
+    return left
+
+
 def adds_much(module: Any, mesh: DeviceMesh, micro_batches: Any, optimizer: Any) -> dict[str, torch.Tensor]:
     left = token_mean(module, mesh, micro_batches, optimizer)
     with torch.no_grad():

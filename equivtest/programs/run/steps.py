@@ -31,9 +31,12 @@ def run_steps(case: ModuleCase, parallel: nn.Module, given: Given, once: Once, h
     Args:
         once: Function that takes the inputs of one step. It runs one forward and backward, or calls your step function.
         held: Function that returns the parameters and gradients that this rank has at the time of the call.
+
+    Raises:
+        Misuse: a step changes whether a parameter needs a gradient, and another step follows.
     """
     optimizer = called_optimizer(case.training.optimizer, parallel) if case.training.optimizer else None
-    before = _parameters(case, held())
+    before, flags = _parameters(case, held()), _flags(parallel)
     answers: Answers = {}
     for step in range(1, case.training.steps + 1):
         if not case.training.step:
@@ -45,9 +48,18 @@ def run_steps(case: ModuleCase, parallel: nn.Module, given: Given, once: Once, h
                 optimizer.step()
             left = _parameters(case, held())
             answers |= {updated(step, name): left[f"param.{name}"] for name in case.parameter_names()}
+        if step < case.training.steps and (changed := dict(flags.items() - _flags(parallel).items())):
+            raise Misuse(
+                f"{case.parallelize}: step {step} changes requires_grad of {', '.join(sorted(changed))}: the unsharded "
+                "gradients are computed with the flags of the first step. Set requires_grad when the module is built"
+            )
     if optimizer is None:
         before = _parameters(case, held())  # no optimizer may change a copy
     return before | answers
+
+
+def _flags(parallel: nn.Module) -> dict[str, bool]:
+    return {name: parameter.requires_grad for name, parameter in parallel.named_parameters()}
 
 
 def _parameters(case: ModuleCase, held: Answers) -> Answers:

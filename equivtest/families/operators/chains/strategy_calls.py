@@ -83,10 +83,10 @@ def _of_partial_and_strided(space: Space, dtype: str) -> list[ChainCase]:
     If a dim behind another one is sharded, each rank's part of the flattened dim is strided.
     """
     [world_size] = space.world_sizes
-    last = [(first, second) for first in REDUCTIONS for second in AFTER_REDUCTIONS]
     chains: list[tuple[Shape, str, tuple[Step, Step]]] = [
         ((3, 4), "shard(0)", ((first, ("x0",), (("dim", 0),)), (second, ("y0",), _arguments_of(second))))
-        for first, second in last
+        for first in REDUCTIONS
+        for second in AFTER_REDUCTIONS
     ]
     chains += [
         ((2, 4), shard, (("flatten", ("x0",), ()), ("view", ("y0",), (("shape", shape),))))
