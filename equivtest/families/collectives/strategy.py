@@ -42,8 +42,11 @@ def collectives_cases(draw: Draw, space: Space) -> CollectivesCase:
     waits, (order, stride) = pick(draw, "waits", WAITS), pick(draw, "order and stride", LAYOUTS)
     memory = pick(draw, "memory", MEMORY_DRAWN)
     collectives, numels = _pick_collectives(draw, stride), _pick_numels(draw)
-    if world_size > limits.MANY_RANKS and any(CALLS[name].function == SLOW for name in collectives):
-        numels = tuple(dict.fromkeys(min(numel, LARGEST_OF_SLOW) for numel in numels))
+    run = pick_run(draw, world_size, COLLECTIVE_MODES, records=())
+    if world_size > limits.MANY_RANKS:  # each collective with a root is called with as many roots
+        run |= {"values": run["values"][:1]}
+        if any(CALLS[name].function == SLOW for name in collectives):
+            numels = tuple(dict.fromkeys(min(numel, LARGEST_OF_SLOW) for numel in numels))
     return CollectivesCase(
         world_size=world_size,
         dtype=pick(draw, "dtype", space.dtypes),
@@ -54,7 +57,7 @@ def collectives_cases(draw: Draw, space: Space) -> CollectivesCase:
         offset=pick(draw, "offset", OFFSETS),
         order=order,
         memory=memory if waits in ("at_once", "async") else "new",
-        **pick_run(draw, world_size, COLLECTIVE_MODES, records=()),
+        **run,
     )
 
 
