@@ -2,9 +2,6 @@
 
 Each defect takes the place of its subject in the property that judges it.  The profile's cases run in their order until
 a claim fails.  No other property of a run sees the defect, so the whole profile rejects what these cases reject.
-
-With `--report DIR`, only cases that the run of that report judged are run.  This shows what a run with a time budget
-rejects.
 """
 
 from __future__ import annotations
@@ -15,15 +12,9 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from equivtest.base.profiles import PROFILES
-from equivtest.cases.case import Case, to_data
 from equivtest.ranks.pool import Pool
-from equivtest.report.handover import Record
 from tests.defects.defect import Defect, defects
 from tests.gate import cases_for, first_rejection
 
@@ -63,36 +54,18 @@ def summary_of(rows: Sequence[Row]) -> Iterable[str]:
     yield f"Seconds until the first rejection: median {statistics.median(seconds):.1f}, worst ten {worst}"
 
 
-def judged_in(report: Path) -> set[tuple[str, str]]:
-    """Returns the subject and the text of each case that a run with `--report` judged."""
-    lines = (report / "verdicts.jsonl").read_bytes().splitlines()
-    records = (msgspec.json.decode(line, type=Record) for line in lines)
-    return {(record.subject, _text(record.case)) for record in records}
-
-
-def _text(data: dict[str, Any]) -> str:
-    return msgspec.json.encode(data, order="sorted").decode()
-
-
-def _among(cases: Sequence[Case], subject: str, judged: set[tuple[str, str]] | None) -> list[Case]:
-    return [case for case in cases if judged is None or (subject, _text(to_data(case))) in judged]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.kills")
     parser.add_argument("--only", default="", help="Defects of subjects whose name contains one of these, by comma.")
     parser.add_argument("--profile", default="gate", choices=("smoke", "gate", "conformance"))
-    parser.add_argument("--report", type=Path, help="Run only cases that the run with this --report judged.")
     options = parser.parse_args()
-    judged = judged_in(options.report) if options.report else None
     only = options.only.split(",")
     print("| defect | subject | rejected by | seconds |\n| --- | --- | --- | --- |")
     rows = []
     with Pool() as pool:
         for defect in (each for each in defects() if any(part in each.replaces for part in only)):
             begun_s = time.monotonic()
-            listed = cases_for(defect, PROFILES[options.profile], pool)
-            cases = _among(listed, defect.replaces, judged)
+            cases = cases_for(defect, PROFILES[options.profile], pool)
             visits = first_rejection(defect, cases, pool)
             rows.append(row := Row(defect, visits, len(cases), time.monotonic() - begun_s))
             print(row.text, flush=True)
