@@ -48,9 +48,11 @@ def run_steps(case: ModuleCase, parallel: nn.Module, given: Given, once: Once, h
                 optimizer.step()
             left = _parameters(case, held())
             answers |= {updated(step, name): left[f"param.{name}"] for name in case.parameter_names()}
-        if step < case.training.steps and (changed := dict(flags.items() - _flags(parallel).items())):
+        now = _flags(parallel)
+        changed = [name for name, flag in flags.items() if now.get(name, flag) != flag]
+        if step < case.training.steps and changed:
             raise Misuse(
-                f"{case.parallelize}: step {step} changes requires_grad of {', '.join(sorted(changed))}: the unsharded "
+                f"{case.parallelize}: step {step} changes requires_grad of {', '.join(changed)}: the unsharded "
                 "gradients are computed with the flags of the first step. Set requires_grad when the module is built"
             )
     if optimizer is None:
