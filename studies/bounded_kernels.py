@@ -138,10 +138,6 @@ def _of_two(function: Callable[..., torch.Tensor]) -> Callable[[Draw], Call]:
     return make
 
 
-def _power_by(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    return torch.pow(input, other)
-
-
 CALLS: dict[str, Callable[[Draw], Call]] = {
     "linear": _linear, "bmm": _products, "mv": _by_a_vector, "addmm": _scaled_sum, "layer_norm": _layer_norm,
     "rms_norm": _rms_norm, "cross_entropy": _cross_entropy, "embedding": _embedding, "attention": _attention,
@@ -159,8 +155,9 @@ CALLS: dict[str, Callable[[Draw], Call]] = {
     "power": _positive(lambda x: x**-1.5), "log": _positive(torch.log), "exp": _of_one(torch.exp),
     "logsumexp": _of_one(lambda x: x.logsumexp(-1)), "deviation": _of_one(lambda x: torch.cat([x, 1 + x], -1).std(-1)),
     "glu": _of_one(lambda x: F.glu(torch.cat([x, x], -1))), "erf": _of_one(torch.erf), "sines": _of_one(torch.sin),
-    "power by a tensor": _of_two(_power_by), "fmod": _of_two(torch.fmod), "remainder": _of_two(torch.remainder),
-    "whole quotient": _of_two(lambda input, other: torch.div(input * 1, other, rounding_mode="floor") + input),
+    "power by a tensor": _of_two(lambda input, other: input**other),
+    "fmod": _of_two(torch.fmod), "remainder": _of_two(torch.remainder),
+    "whole quotient": _of_two(lambda input, other: torch.div(input, other, rounding_mode="floor") + input),
     "amin": _of_one(lambda x: x.amin(-1)),
     "norm of order 3": _of_one(lambda x: torch.linalg.vector_norm(x, 3, dim=-1)),
 }  # fmt: skip

@@ -62,7 +62,7 @@ def main(names: list[str]) -> None:
     batches = {
         "Rules that were known when cases were written": FIRST,
         "Rules that were planted afterwards": LATER,
-        "Rules that were planted afterwards by somebody who had read no case": BLIND,
+        "Rules that were planted afterwards by an author who had read no case": BLIND,
     }
     with Pool() as pool:
         for title, batch in batches.items():

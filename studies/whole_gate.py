@@ -22,7 +22,11 @@ from equivtest.ranks.pool import Pool
 from tests.gate import cases_of, known_in, rejects
 from tests.programs.planted_operators import BLIND, SEEN, WRONG
 
-PROPERTIES = ("dtensor_operator_chains", "dtensor_operators")
+PROPERTIES = (
+    "dtensor_operator_chains", "redistribute", "rowwise_embedding", "parallel_cross_entropy", "dtensor_cross_entropy",
+    "dtensor_operators",
+)  # fmt: skip
+"""Properties of operators, and others whose subjects redistribute DTensors or call operators that a rule concerns."""
 
 
 def visits() -> Iterator[tuple[Property, Case]]:
@@ -33,14 +37,14 @@ def visits() -> Iterator[tuple[Property, Case]]:
 
 def row(name: str, listed: list[tuple[Property, Case]]) -> str:
     wrong, begun_s = WRONG[name], time.monotonic()
-    found = number = 0
+    number, by = 0, "GREEN"
     with Pool() as pool:
-        for number, (prop, case) in enumerate(listed, 1):
+        for prop, case in listed:
+            number += 1
             planted = replace(prop, subject=f"tests.programs.planted_operators:{name}__{prop.subject}")
             if rejects(planted, known_in(prop.subject, planted.subject), case, pool):
-                found = number
+                by = getattr(case, "operator", prop.subject)
                 break
-    by = getattr(case, "operator", "a chain") if found else "GREEN"
     seconds = time.monotonic() - begun_s
     return f"| {name} | {wrong.kind} | {wrong.near} | {by} | {number} of {len(listed)} | {seconds:.0f} |"
 

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler, swa_utils
 from torch.utils.checkpoint import checkpoint
 
-from tests.programs.wrong_training import LATER, planted
+from tests.programs.wrong_training import LATER, WrongRule, planted
 
 NUM_RANKS = 2
 
@@ -211,18 +211,24 @@ SHOWN: dict[str, Callable[[], Any]] = {
 }
 
 
+def compared(name: str, program: Callable[[], Any], rule: WrongRule) -> Tensor:
+    """Prints the answers without the rule and with it, and returns the first. They differ on some rank."""
+    right = torch.as_tensor(program())
+    with planted(rule):
+        wrong = torch.as_tensor(program())
+    print(f"{name} on rank {dist.get_rank()}: {right.tolist()}, with the rule {wrong.tolist()}", flush=True)
+    is_same = torch.tensor(int(torch.equal(right, wrong)))
+    dist.all_reduce(is_same, dist.ReduceOp.MIN)
+    assert not is_same, f"{name} changes nothing on any rank"
+    return right
+
+
 def on_rank(rank: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29617")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=NUM_RANKS)
     for name, program in SHOWN.items():
-        right = torch.as_tensor(program())
-        with planted(LATER[name]):
-            wrong = torch.as_tensor(program())
-        print(f"{name} on rank {rank}: {right.tolist()}, with the rule {wrong.tolist()}", flush=True)
-        is_same = torch.tensor(int(torch.equal(right, wrong)))
-        dist.all_reduce(is_same, dist.ReduceOp.MIN)
-        assert not is_same, f"{name} changes nothing on any rank"
+        compared(name, program, LATER[name])
     dist.destroy_process_group()
 
 

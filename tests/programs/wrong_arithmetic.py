@@ -18,7 +18,7 @@ from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.parallel import loss
 
 from tests.programs.rules import MAX, SUM, WHOLE, always
-from tests.programs.wrong_operators import PROPAGATOR, WrongOperator, handled, replaced, rule, wrapped
+from tests.programs.wrong_operators import WrongOperator, handled, remembered, replaced, rule, wrapped
 
 aten = torch.ops.aten
 
@@ -83,10 +83,6 @@ def _summed_loss_averaged(right: Any, schema: Any) -> Any:
     return strategy
 
 
-def _remembered(op: Any, argnum: int) -> Any:
-    return lambda: patch.dict(PROPAGATOR.op_to_schema_info, {op: RuntimeSchemaInfo(argnum)})
-
-
 WRONG_ARITHMETIC: dict[str, WrongOperator] = {
     # Pointwise, type promotion, numbers as arguments.
     "minus_a_norm": WrongOperator("minus the norm of shards is the norm", "172601, 149768", rule([aten.neg.default], always(_NormPartial(2), _NormPartial(2)))),
@@ -96,7 +92,7 @@ WRONG_ARITHMETIC: dict[str, WrongOperator] = {
     # Reductions.
     "all_like_any": WrongOperator("all is reduced by a sum of bools", "165923, 155420", lambda: patch.dict(_math_ops.LINEAR_REDUCTION_OP_MAP, {aten.all.default: "sum", aten.all.dim: "sum"})),
     "evenly_on_each_axis": WrongOperator("a mean takes shards of two axes for even if each axis divides the dim", "162692, 163241", replaced(_math_ops, "is_tensor_evenly_shardable_on_dim", _evenly_on_each_axis)),
-    "order_of_a_norm_remembered": WrongOperator("the cache of rules for a norm ignores its order", "134146, 159189", _remembered(aten.linalg_vector_norm.default, 2), stays=True),
+    "order_of_a_norm_remembered": WrongOperator("the cache of rules for a norm ignores its order", "134146, 159189", remembered(aten.linalg_vector_norm.default, RuntimeSchemaInfo(2)), stays=True),
     "flat_place_of_own_columns": WrongOperator("argmax without a dim counts by each rank's columns", "168983, 170066", replaced(_nonlinear_redux, "_convert_to_global_idxs", _flat_places_by_offset)),
     "places_of_a_partial_largest": WrongOperator("max of a partial maximum takes the largest of the places", "175776, 168940", rule([aten.max.dim], always(MAX, MAX, MAX))),
     "bins_of_own_range": WrongOperator("histc without bounds takes the bounds of each rank's elements", "158298", rule([aten.histc.default], lambda s, a: [[SUM, Shard(dim)] for dim in range(len(s[0]))])),

@@ -91,6 +91,11 @@ def handled(op: Any, call: Callable[..., Any]) -> Callable[[], AbstractContextMa
     return lambda: patch.dict(HANDLERS, {op: handler})
 
 
+def remembered(op: Any, info: RuntimeSchemaInfo) -> Callable[[], AbstractContextManager[Any]]:
+    """Lets the cache of rules look at other arguments of the operator than it should."""
+    return lambda: patch.dict(PROPAGATOR.op_to_schema_info, {op: info})
+
+
 def replaced(owner: Any, name: str, wrong: Callable[..., Any]) -> Callable[[], AbstractContextManager[Any]]:
     right = getattr(owner, name)
 
@@ -213,14 +218,6 @@ def _all_but_first(shapes: Any, named: Any) -> list[list[Placement]]:
     return [[Shard(dim)] * 2 for dim in range(len(shapes[0])) if len(dims) > 1 and dim != dims[0]]
 
 
-def _first_reduction_remembered() -> AbstractContextManager[Any]:
-    return patch.dict(PROPAGATOR.op_to_schema_info, {aten.amax.default: RuntimeSchemaInfo(100)})
-
-
-def _first_dim_remembered() -> AbstractContextManager[Any]:
-    return patch.dict(PROPAGATOR.op_to_schema_info, {aten.cumsum.default: RuntimeSchemaInfo(100)})
-
-
 WRONG_OPERATORS: dict[str, WrongOperator] = {
     # Pointwise.
     "scalar_on_every_rank": WrongOperator("a scalar is added on every rank", "163193, 149768", rule([aten.add.Tensor], lambda s, a: _scalar(s, a, SUM))),
@@ -232,7 +229,7 @@ WRONG_OPERATORS: dict[str, WrongOperator] = {
     "kept_dims_counted_as_removed": WrongOperator("a shard moves behind several kept dims", "170934", rule([aten.sum.dim_IntList], _kept_dims_moved)),
     "place_by_even_shards": WrongOperator("argmax takes each shard for as long as its own", "173936, 161368", replaced(_nonlinear_redux, "compute_local_shape_and_global_offset", _even_offsets)),
     "last_of_equal_largest": WrongOperator("of equal elements argmax and max name the last rank's", "173936", replaced(_nonlinear_redux, "_gather_tensors", _last_first)),
-    "first_dim_remembered": WrongOperator("the cache of rules for cumsum ignores the dim", "134050, 109306", _first_dim_remembered, stays=True),
+    "first_dim_remembered": WrongOperator("the cache of rules for cumsum ignores the dim", "134050, 109306", remembered(aten.cumsum.default, RuntimeSchemaInfo(100)), stays=True),
     "foreach_norms_added_up": WrongOperator("norms of shards are added", "149768, 120238", wrapped(aten._foreach_norm.Scalar, _norms_added)),
     # Views and indices.
     "inner_dim_takes_the_shards": WrongOperator("a dim that is split gives its shards to the inner dim", "179502, 186282", rule([aten.view.default], lambda s, a: [[Shard(1), Shard(0)]] if len(a[1]) > len(s[0]) > 0 and a[1][0] != 1 else [])),
@@ -249,7 +246,7 @@ WRONG_OPERATORS: dict[str, WrongOperator] = {
     "attention_to_own_keys": WrongOperator("the softmax of an attention works on each rank's keys alone", "134050", rule([aten._safe_softmax.default], kept(along=lambda s, a: [a[1] % len(s[0])]))),
     # Planted later.
     "norm_of_shares": WrongOperator("each rank takes the norm of its share of a sum", "165962", rule([aten.linalg_vector_norm.default], always(SUM, SUM))),
-    "first_reduction_remembered": WrongOperator("the cache of rules for amax ignores the dim", "159289, 134146", _first_reduction_remembered, stays=True),
+    "first_reduction_remembered": WrongOperator("the cache of rules for amax ignores the dim", "159289, 134146", remembered(aten.amax.default, RuntimeSchemaInfo(100)), stays=True),
     "number_minus_shares": WrongOperator("each rank subtracts its share from the whole number", "163193", rule([aten.rsub.Scalar], always(SUM, SUM))),
     "largest_added_in_turn": WrongOperator("cumsum of a partial maximum stays a maximum", "170035, 165962", rule([aten.cumsum.default], always(MAX, MAX))),
     "divided_by_two_ranks": WrongOperator("a term of a sum is divided by two, whatever the number of ranks", "149768", replaced(Partial, "_partition_value", _halved)),
@@ -266,8 +263,8 @@ WRONG_OPERATORS: dict[str, WrongOperator] = {
     "second_flipped_dim_overlooked": WrongOperator("flip works on each rank's part of its second dim", "161368", rule([aten.flip.default], lambda s, a: _all_but_first(s, a[1:]))),
     "outer_normalized_dim_overlooked": WrongOperator("layer_norm works on each rank's part of its first normalized dim", "115683", rule([aten.native_layer_norm.default], lambda s, a: [[Shard(d), Shard(d), Shard(d), Shard(d), *[WHOLE] * (len(s) - 1)] for d in range(len(s[0]) - 1)] if len(a[1]) > 1 and len(s) == 1 else [])),
     "last_of_equal_places_written": WrongOperator("index_put does not accumulate", "170934", handled(aten.index_put.default, lambda op, args, kwargs: op(*args[:3]))),
-    "first_transposed_dims_remembered": WrongOperator("the cache of rules for transpose ignores the dims", "134050", lambda: patch.dict(PROPAGATOR.op_to_schema_info, {aten.transpose.int: RuntimeSchemaInfo(100)}), stays=True),
-    "first_sliced_dim_remembered": WrongOperator("the cache of rules for slice ignores all arguments", "134050", lambda: patch.dict(PROPAGATOR.op_to_schema_info, {aten.slice.Tensor: RuntimeSchemaInfo(100)}), stays=True),
+    "first_transposed_dims_remembered": WrongOperator("the cache of rules for transpose ignores the dims", "134050", remembered(aten.transpose.int, RuntimeSchemaInfo(100)), stays=True),
+    "first_sliced_dim_remembered": WrongOperator("the cache of rules for slice ignores all arguments", "134050", remembered(aten.slice.Tensor, RuntimeSchemaInfo(100)), stays=True),
     "dtype_of_a_sum_ignored": WrongOperator("sum ignores the argument dtype", "163374", handled(aten.sum.dim_IntList, lambda op, args, kwargs: op(*args))),
     "ignored_targets_counted": WrongOperator("nll_loss ignores ignore_index", "185167", handled(aten.nll_loss_forward.default, lambda op, args, kwargs: op(*args[:4], -100))),
     "averages_over_the_whole_mesh": WrongOperator("an average over one axis is divided by the number of ranks of all axes", "166598, 157340", replaced(Partial, "_reduce_value", _averaged_over_mesh)),

@@ -139,7 +139,7 @@ BLIND: dict[str, WrongRule] = {
     "step_loaded_in_few_bits": WrongRule("load_state_dict casts the step to the parameter's dtype", "training", "torch.optim.optimizer:Optimizer._process_value_according_to_param_policy", 'if key == "step":', 'if key == "step" and (capturable or fused):', "pytorch 74424"),
     "buffers_of_first_model": WrongRule("the averaged model keeps its first buffers", "training", "torch.optim.swa_utils:AveragedModel.update_parameters", "b_swa.detach().copy_(b_model.detach().to(b_swa.device))", "pass", "pytorch 84053"),
 }  # fmt: skip
-"""Planted when all cases existed, by somebody who had read no case and no property."""
+"""Planted when all cases existed. The author had read no case and no property."""
 
 WRONG = FIRST | LATER | BLIND
 

@@ -7,7 +7,7 @@ They were written without a look at the cases, the judge or the table of operato
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
@@ -22,14 +22,9 @@ from torch.distributed.tensor._redistribute import _TransformInfo
 from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 
 from tests.programs.rules import AVG, MAX, SUM, WHOLE, always
-from tests.programs.wrong_operators import HANDLERS, PROPAGATOR, WrongOperator, handled, replaced, rule
+from tests.programs.wrong_operators import HANDLERS, WrongOperator, handled, remembered, replaced, rule
 
 aten = torch.ops.aten
-
-
-def _remembered(op: Any, info: RuntimeSchemaInfo) -> Callable[[], AbstractContextManager[Any]]:
-    """Lets the cache of rules look at other arguments of the operator than it should."""
-    return lambda: patch.dict(PROPAGATOR.op_to_schema_info, {op: info})
 
 
 def _strided_from_the_front(right: Any, self: Any, p: Any, mesh_dim: int, placements: Any, claimed: Any, sizes: Any, *rest: Any) -> Any:  # fmt: skip
@@ -65,7 +60,7 @@ def _old_dim_still_padded(right: Any, shape: Sequence[int], tensor: torch.Tensor
 
 
 def _outer_axis_by_itself(right: Any, current: Any, target: Any, *rest: Any) -> Any:
-    """Moves the outer of two axes that divide a dim by itself, though the inner one divides what it left."""
+    """Redistributes only the outer of two axes that divide a dim, although the inner axis divides each of its parts."""
     if current.mesh.ndim != 2:
         return right(current, target, *rest)
     outer, inner = zip(current.placements, target.placements, strict=True)
@@ -93,7 +88,7 @@ def _gradients_divided(right: Any, gradient: Any, previous: Any, **options: Any)
 
 
 def _first_arguments() -> AbstractContextManager[Any]:
-    """Passes the arguments that the cache holds, not those of the call, to an operator with redistributed operands."""
+    """Passes the arguments of an earlier call to an operator with redistributed operands, because the cache holds them."""
     right = OpDispatcher.redistribute_local_args
 
     def call(info: Any, schema: Any, use_val: Any) -> None:
@@ -119,21 +114,21 @@ WRONG_VIEWS: dict[str, WrongOperator] = {
     # Sorting and scans.
     "places_of_largest_shares": WrongOperator("the largest of the ranks' places is the place of the largest so far", "175776, 176820", rule([aten.cummax.default], always(MAX, MAX))),
     "buckets_of_shares": WrongOperator("each rank puts its share of a sum into buckets", "173937", rule([aten.bucketize.Tensor], always(SUM, SUM, WHOLE))),
-    "first_sorted_dim_remembered": WrongOperator("the cache of rules for a stable sort ignores its keyword dim", "159189, 159289", _remembered(aten.sort.stable, RuntimeSchemaInfo(1)), stays=True),
+    "first_sorted_dim_remembered": WrongOperator("the cache of rules for a stable sort ignores its keyword dim", "159189, 159289", remembered(aten.sort.stable, RuntimeSchemaInfo(1)), stays=True),
     # Products.
     "products_of_averages_added": WrongOperator("a product with a partial average is a partial sum", "174926", rule([aten.mm.default, aten.bmm.default], lambda s, a: [[SUM, AVG, WHOLE], [SUM, WHOLE, AVG]])),
     "convolution_of_shares_of_gradients": WrongOperator("the backward of a convolution takes each rank's share of a gradient for the whole", "113123, 118600", lambda: patch.dict(HANDLERS, {aten.convolution_backward.default: _shares_of_gradients_kept})),
     # Factories.
-    "first_filling_remembered": WrongOperator("the cache of rules for new_full ignores its value", "159289, 149071", _remembered(aten.new_full.default, RuntimeSchemaInfo(100, ["dtype"])), stays=True),
+    "first_filling_remembered": WrongOperator("the cache of rules for new_full ignores its value", "159289, 149071", remembered(aten.new_full.default, RuntimeSchemaInfo(100, ["dtype"])), stays=True),
     # Redistribution.
     "old_dim_still_padded": WrongOperator("a shard that moves to another dim keeps the padding of the old one", "115525", replaced(Shard, "_unpad_for_new_shard_dim", _old_dim_still_padded)),
-    "outer_axis_by_itself": WrongOperator("the outer of two axes that divide one dim is redistributed by itself", "131210, 160266", replaced(_redistribute, "_gen_transform_infos", _outer_axis_by_itself)),
+    "outer_axis_by_itself": WrongOperator("the outer of two axes that divide one dim is redistributed without the inner one", "131210, 160266", replaced(_redistribute, "_gen_transform_infos", _outer_axis_by_itself)),
     # Gradients.
     "gradients_stay_partial": WrongOperator("to_local takes each rank's gradient of a partial sum for a share", "172932, 173454", replaced(_api._ToTorchTensor, "backward", _gradients_stay_partial)),
     "gradients_divided_by_ranks": WrongOperator("redistribute divides the gradient of a partial sum by the ranks", "115967, 170147", replaced(_redistribute, "_redistribute_backward", _gradients_divided)),
     "placements_of_gradients_ignored": WrongOperator("full_tensor ignores grad_placements", "110629", replaced(DTensor, "full_tensor", lambda right, self, *, grad_placements=None: right(self))),
     # Dispatch and caches.
-    "first_sliced_gradient_remembered": WrongOperator("the cache of rules for the backward of slice ignores its place", "149071, 150357", _remembered(aten.slice_backward.default, RuntimeSchemaInfo(100)), stays=True),
+    "first_sliced_gradient_remembered": WrongOperator("the cache of rules for the backward of slice ignores its place", "149071, 150357", remembered(aten.slice_backward.default, RuntimeSchemaInfo(100)), stays=True),
     "first_number_remembered": WrongOperator("an operator with a redistributed operand takes the number of its first call", "153603, 159289", _first_arguments, stays=True),
     "equal_by_own_parts": WrongOperator("equal compares each rank's parts alone", "99014", handled(aten.equal.default, _equal_by_own)),
 }  # fmt: skip

@@ -209,7 +209,10 @@ def added_rows(shape: Shape) -> Signatures:
 
 
 def written_rows(shape: Shape) -> Signatures:
-    """Returns signatures with an operand, an index of one row along `dim`, and new values, of which some are unused."""
+    """Returns signatures with an operand, an index of one row along `dim`, and new values.
+
+    In every second signature there are more new values than the index has elements.
+    """
     found = []
     for dim in dims_of(shape):
         front = dim % len(shape)

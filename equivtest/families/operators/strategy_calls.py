@@ -23,8 +23,8 @@ show.
 
 Three more calls of an operator are on the second axis of a mesh, on two of three processes, and on three ranks. All
 elementwise operators share one rule in torch, so an elementwise operator has these calls only if it is in `PROMOTING`.
-Two more calls repeat an earlier call with other arguments, and two have a shape of their own. One operator of each kind
-also has calls on a mesh of 2 x 2 ranks.
+Two more calls repeat an earlier call with other arguments, and two calls have a shape that no other call has. One
+operator of each kind also has calls on a mesh of 2 x 2 ranks.
 """
 
 from __future__ import annotations
@@ -197,23 +197,19 @@ def _on_two_axes(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
     ranks on an axis would show. A twice sharded operand has the same dim sharded on both axes.
     """
     chosen = [case for case in calls if case.operator in OF_EACH_KIND]
-    partial = [(case, ("replicate",) * len(case.operands)) for case in chosen if _has(case, "partial")]
-    twice = [(case, _shards_alone(case)) for case in chosen if not _has(case, "partial") and _has(case, "shard")]
+    partial = [(case, "replicate") for case in chosen if _has(case, "partial")]
+    twice = [(case, "") for case in chosen if not _has(case, "partial") and _has(case, "shard")]
     on_axes = [
         replace(
             case,
             world_size=4,
             mesh=(2, 2),
-            placements=tuple((*texts, text) for texts, text in zip(case.placements, second, strict=True)),
+            placements=tuple((text, second or text) for (text,) in case.placements),
             cotangents=(),
         )
         for case, second in partial + twice
     ]
     return list(dict.fromkeys(on_axes))
-
-
-def _shards_alone(case: OperatorCase) -> tuple[str, ...]:
-    return tuple(text if text.startswith("shard") else "replicate" for (text,) in case.placements)
 
 
 def _on_other_meshes(calls: Sequence[OperatorCase]) -> list[OperatorCase]:

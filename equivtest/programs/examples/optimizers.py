@@ -1,4 +1,4 @@
-"""A module that ten elementwise optimizers of torch.optim train, each with two parameters of its own.
+"""A module that ten elementwise optimizers of torch.optim train, each with two separate parameters.
 
 Rprop, the eleventh, raises on DTensors (2.13.0).
 
@@ -57,7 +57,8 @@ class ManyTrained(nn.Module):
     """A linear layer whose weight is made of two parts for each optimizer.
 
     Attributes:
-        parts, late: Parameters by the optimizer's name. Those of `late` have no gradient in the first update of a step.
+        parts, late: Parameters by the optimizer's name. The parameters of `late` have no gradient in a step's
+            first update.
         loops: True if each optimizer loops over its parameters.
         options: 'plain' or 'varied', which name options in `UNLIKE`.
     """
