@@ -1,0 +1,42 @@
+"""A chain of layers that a pipeline divides into stages."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+NUM_LAYERS, NUM_FEATURES = 8, 2
+
+
+class ResidualLayer(nn.Linear):
+    """The layer y = x + relu(W x + b)."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return input + functional.relu(super().forward(input))
+
+
+class Chain(nn.Module):
+    """Residual layers one after the other, with the loss of a batch of inputs x and weights, both of shape (N, F).
+
+    Attributes:
+        takes_mean: True if the loss is the mean over the N rows, and False if it is the sum.
+    """
+
+    def __init__(self, *, takes_mean: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(ResidualLayer(NUM_FEATURES, NUM_FEATURES) for _ in range(NUM_LAYERS))
+        self.takes_mean = takes_mean
+
+    def forward(self, x: torch.Tensor, weights: torch.Tensor) -> dict[str, torch.Tensor]:
+        for layer in self.layers:
+            x = layer(x)
+        return {"loss": self.loss(x, weights)}
+
+    def loss(self, output: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        total = (output * weights).sum()
+        return total / len(output) if self.takes_mean else total
+
+
+def chain(*, takes_mean: bool) -> nn.Module:
+    return Chain(takes_mean=takes_mean)

@@ -1,0 +1,33 @@
+"""Claims about pipelines, in which each rank has some layers of a module.
+
+A failure here means that a pipeline trains another module than the unsharded one. Look first at the micro-batch whose
+gradients a stage adds up twice, or not at all.
+"""
+
+from __future__ import annotations
+
+from equivtest.module import module_property
+from equivtest.programs.examples.pipeline import NUM_FEATURES
+from equivtest.programs.inputs import real
+
+PIPELINE = "equivtest.programs.examples.pipeline"
+
+# Each schedule of torch with both kinds of loss.  Whole numbers need more digits than 16 bits have.
+pipelined_step = module_property(
+    f"{PIPELINE}:chain",
+    f"{PIPELINE}_plan:pipelined",
+    inputs={"x": real(("batch", NUM_FEATURES)), "weights": real(("batch", NUM_FEATURES))},
+    sizes={"batch": (8, 16)},
+    batch="whole",
+    options={
+        "takes_mean": (True, False),
+        "infers": (False, True),
+        "schedule": (
+            "GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV",
+        ),
+    },
+    optimizer="equivtest.programs.examples.mixture:sgd",
+    step=f"{PIPELINE}_plan:scheduled",
+    world_sizes=(1, 2, 3, 4),
+    conclusive_dtypes=("float32", "float64"),
+)  # fmt: skip
