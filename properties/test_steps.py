@@ -71,3 +71,13 @@ every_optimizer = module_property(
     batch="mean of parts",
     world_sizes=(2, 4),
 )
+
+# Each rank updates some of the four parameters, and sends them to the others.
+zero_redundancy = module_property(
+    "equivtest.programs.examples.gated:gated_block",
+    f"{EXAMPLES}zero_redundancy:replicated",
+    x_shapes=[(12, 2)],
+    options={"packs": (False, True)},
+    optimizer=f"{EXAMPLES}zero_redundancy:scheduled",
+    steps=3,
+)

@@ -27,8 +27,8 @@ _VARIED = ModuleCase(
 )
 
 
-def _trained_by(optimizer: str, case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    return run_module(case.but(optimizer=f"{__name__}:{optimizer}"), mesh, given, named_in(case))
+def trained_by(optimizer: str, case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    return run_module(case.but(optimizer=optimizer), mesh, given, named_in(case))
 
 
 def without_last(module: Any) -> torch.optim.Optimizer:
@@ -46,10 +46,10 @@ def without_options(module: Any) -> torch.optim.Optimizer:
 @wrong("a step left out", _VARIED, "any case has every optimizer", claim="trains_like_unsharded")
 def parameter_of_one_optimizer_not_updated(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Makes no update by the last optimizer."""
-    return _trained_by("without_last", case, mesh, given)
+    return trained_by(f"{__name__}:without_last", case, mesh, given)
 
 
 @wrong("flags", _VARIED, "the other options are these", claim="trains_like_unsharded")
 def options_of_optimizers_forgotten(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Gives each optimizer the options of the other variant."""
-    return _trained_by("without_options", case, mesh, given)
+    return trained_by(f"{__name__}:without_options", case, mesh, given)

@@ -1,0 +1,72 @@
+"""Trains a block by ZeroRedundancyOptimizer, in which each rank updates some parameters and sends them to all others.
+
+The optimizer has two groups of parameters, a schedule, and a state that is saved and loaded between two updates.
+
+Source: torch/distributed/optim/zero_redundancy_optimizer.py (2.13.0).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+BIAS: dict[str, Any] = {"lr": 0.25, "weight_decay": 0.0}
+OTHERS: dict[str, Any] = {"lr": 0.5, "momentum": 0.5, "weight_decay": 0.25}
+
+
+class Scheduled(torch.optim.Optimizer):
+    """SGD whose learning rates are halved after each update.
+
+    Attributes:
+        inner: The optimizer that updates. A replicated module has a ZeroRedundancyOptimizer.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.inner = self.made()
+        super().__init__(self.inner.param_groups, {})
+
+    def made(self) -> torch.optim.Optimizer:
+        named = dict(self.module.named_parameters())
+        biases = [each for name, each in named.items() if name.endswith("bias")]
+        weights = [each for name, each in named.items() if not name.endswith("bias")]
+        groups = [{"params": weights}, {"params": biases, **BIAS}]
+        if not isinstance(self.module, DistributedDataParallel):
+            return torch.optim.SGD(groups, **OTHERS)
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # warns that torch.jit is deprecated
+
+        packs, group = bool(self.module.packs), self.module.process_group
+        return ZeroRedundancyOptimizer(
+            groups, torch.optim.SGD, process_group=group, parameters_as_bucket_view=packs, **OTHERS
+        )
+
+    def step(self, closure: Any = None) -> Any:
+        self.inner.step()
+        if isinstance(self.module, DistributedDataParallel):
+            self.reload(self.module.process_group)
+        for group in self.inner.param_groups:
+            group["lr"] /= 2
+
+    def reload(self, group: distributed.ProcessGroup) -> None:
+        """Collects the whole state on the last rank, and loads it into a new optimizer on every rank."""
+        saving: Any = self.inner
+        last = distributed.get_world_size(group) - 1
+        saving.consolidate_state_dict(to=last)
+        states: list[Any] = [saving.state_dict() if distributed.get_rank(group) == last else None]
+        distributed.broadcast_object_list(states, group=group, group_src=last)
+        self.inner = self.made()
+        self.inner.load_state_dict(states[0])
+
+
+def scheduled(module: nn.Module) -> torch.optim.Optimizer:
+    return Scheduled(module)
+
+
+def replicated(block: nn.Module, mesh: Any, *, packs: bool) -> nn.Module:
+    """Replicates the block. `packs` is the argument `parameters_as_bucket_view` of its optimizer."""
+    module = DistributedDataParallel(block, process_group=mesh.get_group())
+    module.packs = packs  # type: ignore[assignment]  # read by the optimizer
+    return module

@@ -1,0 +1,74 @@
+"""Optimizers that are divided among ranks and wrong in one way each."""
+
+from __future__ import annotations
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+
+from equivtest.cases.subject import Answers, Given
+from equivtest.programs.case import MEAN_OF_PARTS, ModuleCase
+from equivtest.programs.examples.zero_redundancy import Scheduled
+from tests.defects.defect import Replacing
+from tests.defects.programs.optimizers import trained_by
+
+wrong = Replacing("module")
+
+_FOUR_PARAMETERS = ModuleCase(
+    world_size=2,
+    build="equivtest.programs.examples.gated:gated_block",
+    parallelize="equivtest.programs.examples.zero_redundancy:replicated(packs=False)",
+    x_shape=(2, 2),
+    batch=MEAN_OF_PARTS,
+    optimizer="equivtest.programs.examples.zero_redundancy:scheduled",
+    steps=2,
+    values=(("real", 0),),
+)
+
+
+class Alone(Scheduled):
+    """Updates this rank's part of the parameters, and sends none of them."""
+
+    def made(self) -> torch.optim.Optimizer:
+        made = super().made()
+        if not isinstance(self.module, DistributedDataParallel):
+            return made
+        rank, num_ranks = distributed.get_rank(self.module.process_group), self.module.process_group.size()
+        groups = [{**group, "params": group["params"][rank::num_ranks]} for group in made.param_groups]
+        return torch.optim.SGD([group for group in groups if group["params"]], lr=0.5)
+
+    def reload(self, group: distributed.ProcessGroup) -> None:
+        pass
+
+
+class Forgetful(Scheduled):
+    """Makes a new optimizer after each update, and loads no state into it."""
+
+    def reload(self, group: distributed.ProcessGroup) -> None:
+        self.inner = self.made()
+
+
+def alone(module: nn.Module) -> torch.optim.Optimizer:
+    return Alone(module)
+
+
+def forgetful(module: nn.Module) -> torch.optim.Optimizer:
+    return Forgetful(module)
+
+
+@wrong("replicas that differ", _FOUR_PARAMETERS, "each of two ranks has two parameters", claim="trains_like_unsharded")
+def parameters_of_other_ranks_not_received(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Updates this rank's part of the parameters, and sends none of them."""
+    return trained_by(f"{__name__}:alone", case, mesh, given)
+
+
+@wrong(
+    "stale values",
+    _FOUR_PARAMETERS,
+    "the second update has a momentum and half the rate",
+    claim="trains_like_unsharded",
+)
+def divided_state_lost(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Makes a new optimizer after each update, and loads no state into it."""
+    return trained_by(f"{__name__}:forgetful", case, mesh, given)
