@@ -131,14 +131,15 @@ fully_sharded_sequence_parallel_block = module_property(
 
 TOKEN_MEAN = "equivtest.programs.examples.token_mean:"
 
-# A whole step: its loss is the mean over all tokens, which ranks and micro-batches divide unevenly.
+# A whole step: its loss is the mean over all tokens, which ranks and micro-batches divide unevenly.  Before
+# it, most parameters are frozen for one forward and backward.
 token_mean_step = module_property(
     "equivtest.programs.examples.next_token:next_token",
     FULLY_SHARDED,
     inputs={"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))},
     sizes={"batch": (2, 3, 4, 5, 6, 7, 8), "seq": (2,)},
     optimizer=f"{TOKEN_MEAN}adamw",
-    step=f"{TOKEN_MEAN}token_mean",
+    step="equivtest.programs.examples.thawed:thawed",
     micro_batches=2,
     max_norm=0.5,
     conclusive_dtypes=("float32", "float64"),
