@@ -23,8 +23,8 @@ show.
 
 Three more calls of an operator are on the second axis of a mesh, on two of three processes, and on three ranks. All
 elementwise operators share one rule in torch, so an elementwise operator has these calls only if it is in `PROMOTING`.
-Two more calls repeat an earlier call with other arguments, and two calls have a shape that no other call has. One
-operator of each kind also has calls on a mesh of 2 x 2 ranks.
+Two more calls repeat an earlier call with other arguments, two repeat it with fewer gradients, and two calls have a
+shape that no other call has. One operator of each kind also has calls on a mesh of 2 x 2 ranks.
 """
 
 from __future__ import annotations
@@ -139,7 +139,13 @@ def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
     return [
         case
         for one in calls
-        for case in (*one, *_again(one), *_on_other_meshes(one), *_of_two_dtypes(one, space.dtypes))
+        for case in (
+            *one,
+            *_again(one),
+            *_with_some_gradients(one),
+            *_on_other_meshes(one),
+            *_of_two_dtypes(one, space.dtypes),
+        )
     ] + [case for name in names for case in _on_a_shape_of_their_own(name, dtype)]
 
 
@@ -169,6 +175,27 @@ def _again(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
     chosen = dict.fromkeys((*others[:1], *others[-1:]))
     found = [replace(first, arguments=signature.arguments, cotangents=()) for signature in chosen]
     return [case for case in found if case not in calls]
+
+
+def _with_some_gradients(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
+    """Returns a call in which the first operand requires no gradient, and a call in which only the first requires one.
+
+    A backward that leaves out gradients has other rules in torch. The first operand of a model's first layer requires
+    no gradient, and the weights of a frozen layer require none.
+    """
+    several = [
+        case
+        for case in calls
+        if len(case.requires_grad) > 1 and _has_further_calls(case) and not way_of(case.operator)
+    ]
+    sharded = [case for case in several if _has(case, "shard")] or several
+    if not sharded:
+        return []
+    first, last = sharded[0], sharded[-1]
+    return [
+        replace(first, requires_grad=first.requires_grad[1:]),
+        replace(last, requires_grad=last.requires_grad[:1]),
+    ]
 
 
 def _on_a_shape_of_their_own(name: str, dtype: str) -> list[OperatorCase]:
