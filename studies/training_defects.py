@@ -20,7 +20,7 @@ from equivtest.property import Property, resolved
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from tests.gate import cases_of, in_turns, known_in, rejects
-from tests.programs.wrong_training import BLIND, FIRST, LATER, PROPERTIES, WRONG, planted
+from tests.programs.wrong_training import BLIND, BLIND_AGAIN, FIRST, LATER, PROPERTIES, WRONG, planted
 
 GREEN = "GREEN"
 
@@ -63,6 +63,7 @@ def main(names: list[str]) -> None:
         "Rules that were known when cases were written": FIRST,
         "Rules that were planted afterwards": LATER,
         "Rules that were planted afterwards by an author who had read no case": BLIND,
+        "Rules that were planted later by another author who had read no case": BLIND_AGAIN,
     }
     with Pool() as pool:
         for title, batch in batches.items():

@@ -141,7 +141,53 @@ BLIND: dict[str, WrongRule] = {
 }  # fmt: skip
 """Planted when all cases existed. The author had read no case and no property."""
 
-WRONG = FIRST | LATER | BLIND
+AMP, SCHEDULES, PIPELINES = "torch.amp.", "torch.optim.lr_scheduler:", "torch.distributed.pipelining."
+
+BLIND_AGAIN: dict[str, WrongRule] = {
+    # optimizers
+    "history_out_of_step": WrongRule("LBFGS does not shift one of its three histories when they are full", "training", "torch.optim.lbfgs:LBFGS.step", "ro.pop(0)", "pass", "pytorch 8824"),
+    "repeated_rows_apart": WrongRule("Adagrad squares each of the sparse gradients of a row, not their sum", "training", "torch.optim.adagrad:_single_tensor_adagrad", "grad = grad.coalesce()  #", "grad = grad  #", "pytorch 1545"),
+    "columns_divided_by_rows": WrongRule("Adafactor's mean of a column is divided by the length of a row, foreach", "training", "torch.optim._adafactor:_multi_tensor_adafactor", "[grad.size(-2) for grad in device_grads]", "[grad.size(-1) for grad in device_grads]", "pytorch 132336"),
+    "last_dtype_zeroed": WrongRule("zero_grad(set_to_none=False) zeroes the gradients of one dtype, foreach", "training", "torch.optim.optimizer:Optimizer.zero_grad", "in per_dtype_grads.values():", "in list(per_dtype_grads.values())[-1:]:", "pytorch 69936"),
+    # scaler and autocast
+    "unscaled_again": WrongRule("a fused optimizer divides by the scale what unscale_ has divided", "training", f"{AMP}grad_scaler:GradScaler.step", 'if optimizer_state["stage"] == OptState.UNSCALED', "if False", "pytorch 94060"),
+    "first_optimizer_decides": WrongRule("the scale backs off only for infinities of the first optimizer", "training", f"{AMP}grad_scaler:GradScaler.update", "for i in range(1, len(found_infs)):", "for i in range(1, 1):", "pytorch 26512"),
+    "inner_autocast_remains": WrongRule("the dtype of an inner autocast remains in the outer", "training", f"{AMP}autocast_mode:autocast.__exit__", "torch.set_autocast_dtype(self.device, self.prev_fastdtype)", "self.prev or torch.set_autocast_dtype(self.device, self.prev_fastdtype)", "pytorch 61002"),
+    # recomputation
+    "recomputed_in_default_dtype": WrongRule("reentrant recomputation casts to autocast's default dtype", "training", "torch.utils.checkpoint:CheckpointFunction.backward", '"cpu", **ctx.cpu_autocast_kwargs', '"cpu", enabled=ctx.cpu_autocast_kwargs["enabled"], dtype=torch.bfloat16', "pytorch 71169"),
+    "last_functions_left_out": WrongRule("checkpoint_sequential leaves out what does not divide into segments", "training", "torch.utils.checkpoint:checkpoint_sequential", "end + 1, len(functions) - 1, functions", "end + 1, segment_size * segments - 1, functions", "pytorch 68423"),
+    # schedules and averages
+    "initial_rate_changes": WrongRule("a rate that is a tensor changes the initial rate too", "training", f"{SCHEDULES}LRScheduler.__init__", "initial_lr = initial_lr.clone()", "pass", "pytorch 126854"),
+    "third_cycle_as_second": WrongRule("warm restarts grow once only", "training", f"{SCHEDULES}CosineAnnealingWarmRestarts.step", "self.T_i = self.T_i * self.T_mult", "self.T_i = self.T_0 * self.T_mult", "pytorch 88791"),
+    "momentum_of_layer_kept": WrongRule("update_bn takes a running mean, not the mean of all batches", "training", "torch.optim.swa_utils:update_bn", "module.momentum = None", "pass", "pytorch-lightning 14866"),
+    "smallest_period_wins": WrongRule("models are averaged over the group of the smallest period that divides the step", "training", "torch.distributed.algorithms.model_averaging.hierarchical_model_averager:HierarchicalModelAverager._find_process_group", "reversed(self._periods)", "self._periods", "pytorch 73285"),
+    # DistributedDataParallel
+    "buffers_of_joined_rank": WrongRule("buffers come from a rank that has joined", "training", f"{DDP}DistributedDataParallel._check_and_sync_module_buffers", "self._distributed_rank, False", "self._distributed_rank, True", "pytorch 42577"),
+    "ignored_buffers_broadcast": WrongRule("buffers to ignore are broadcast", "training", f"{DDP}DistributedDataParallel._assign_modules_buffers", "if buffer_name not in self.parameters_to_ignore", "", "pytorch 81136"),
+    # FSDP2
+    "keywords_not_cast": WrongRule("keyword arguments are not cast to param_dtype", "training", f"{FSDP2}_fsdp_state:FSDPState._cast_forward_inputs", "_apply_to_tensors(cast_fn, kwargs)", "kwargs", "pytorch 153077"),
+    "hooks_of_first_gradient": WrongRule("hooks after accumulation do not run where there is a gradient already", "training", f"{FSDP2}_fsdp_collectives:foreach_reduce", "for hook in (", "for hook in () if to_accumulate_grad else (", "pytorch 129450"),
+    "assigned_after_forward": WrongRule("parameters that load_state_dict assigns are not gathered", "training", f"{FSDP2}_fsdp_param:FSDPParam.__init__", "lambda *args, **kwargs: self.reset_sharded_param()", "lambda *args, **kwargs: None", "pytorch 124651"),
+    "wrong_piece_after_forward": WrongRule("resharding to fewer ranks keeps another rank's piece", "training", f"{FSDP2}_fsdp_param:FSDPParam.to_sharded_post_forward", "self.post_forward_mesh_info.shard_mesh_rank", "self.post_forward_mesh_info.replicate_mesh_rank", "pytorch 118017"),
+    "counted_in_next_step": WrongRule("gradients that were added up before the reduction count in the next step too", "training", f"{FSDP2}_fsdp_param_group:FSDPParamGroup.post_backward", "fsdp_param.unsharded_accumulated_grad = None", "pass", "pytorch 118298"),
+    # tensor, sequence and context parallel
+    "keyword_stays_local": WrongRule("PrepareModuleInput does not redistribute keyword arguments", "training", f"{TP}style:PrepareModuleInput._prepare_input_kwarg_fn", "self.desired_input_kwarg_layouts.get(kwarg_key)", "self.desired_input_kwarg_layouts.get(input_layout)", "pytorch 124114"),
+    "weight_of_ignored_targets": WrongRule("the mean of a weighted loss counts the weight of ignored targets", "training", f"{TP}loss:_nll_loss_forward", "wsum = torch.where(target != ignore_index, wsum, 0)", "pass", "pytorch 185167"),
+    "replicated_input_stays_so": WrongRule("SequenceParallel does not shard an input that is replicated", "training", f"{TP}style:SequenceParallel._prepare_input_fn", "if input_tensor.placements != sequence_sharding:", "if False:", "pytorch 129355"),
+    "first_row_restored": WrongRule("the order of the sequence is restored in the first row of the batch", "training", "torch.distributed.tensor.experimental._context_parallel._attention:context_parallel_unshard", "for i in range(data_batch_size):", "for i in range(idx_batch_size):", "pytorch 161062"),
+    # distributed checkpoint
+    "options_by_position": WrongRule("options of parameter groups are loaded in the order of the groups", "training", "torch.distributed.checkpoint.state_dict:_split_optim_state_dict", "pg_idx = pg_mapping.get(id(param_group), -1)", "pg_idx = cast(ListDictValueType, optim_state_dict[_PG]).index(param_group)", "pytorch 143828"),
+    "read_from_the_beginning": WrongRule("a shard within a saved shard is read from its beginning", "training", "torch.distributed.checkpoint.resharding:_shards_get_overlap_region_wrt_saved_tensor", "offset_for_saved_tensor = current_shard_offset - saved_shard_offset", "offset_for_saved_tensor = 0", "Megatron-LM 5077"),
+    # ZeroRedundancyOptimizer
+    "new_group_in_no_bucket": WrongRule("parameters of a later group are in no bucket that is broadcast", "training", f"{ZERO}ZeroRedundancyOptimizer._clear_cache", "self._device_to_params_per_rank_cache.clear()", "pass", "pytorch 46750"),
+    # pipeline schedules
+    "sum_divided_anyway": WrongRule("1F1B ignores scale_grads=False", "training", f"{PIPELINES}schedules:Schedule1F1B._step_microbatches", "self._n_microbatches if self.scale_grads else 1", "self._n_microbatches", "pytorch 144352"),
+    "shared_weight_counted_twice": WrongRule("a weight that a stage uses twice counts too often when backward is split", "training", f"{PIPELINES}_backward:stage_backward_weight", 'if len(param_group["intermediates"]) > 1:', "if False:", "pytorch 180952"),
+    "outputs_joined_along_rows": WrongRule("outputs of micro-batches are joined along dim 0", "training", f"{PIPELINES}microbatch:merge_chunks", "torch.cat(values_to_cat, dim=arg.split_dim)", "torch.cat(values_to_cat, dim=DEFAULT_CHUNK_DIM)", "PiPPy 1043"),
+}  # fmt: skip
+"""Planted later by another author, who had read no case either. `plain_blind_training_2` shows each rule."""
+
+WRONG = FIRST | LATER | BLIND | BLIND_AGAIN
 
 OF_OPTIMIZERS = ("ddp_mlp", "fsdp2_mlp", "sequence_parallel_mlp_trains", "token_mean_step", "every_optimizer")
 PROPERTIES: dict[str, tuple[str, ...]] = {
