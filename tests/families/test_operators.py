@@ -17,11 +17,14 @@ from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.case_table import HAND_WRITTEN, run, signatures_of
 from equivtest.families.operators.known import (
     convolves_as_held,
+    cuts_blocks_of_pixels,
     gathers_in_front_of,
     has_partial_maximum,
     has_sharded_integers,
     keeps_placements,
     leaves_nothing_to_reduce,
+    masks_ids_twice,
+    repeats_uneven_rows,
 )
 from equivtest.families.operators.oracle import expect_operators, judged_how
 from equivtest.families.operators.strategy import operator_cases
@@ -250,6 +253,49 @@ def test_known_failure_predicates_of_operators_depend_on_the_shards_of_a_case(
     facts = (leaves_nothing_to_reduce, gathers_in_front_of, keeps_placements)
 
     assert facts[fact](case_of(**fields)) == bool(is_so)
+
+
+@pytest.mark.parametrize(
+    ("rows", "placements", "is_so"),
+    [
+        (4, ("shard(0)", "shard(0)"), 1),
+        (3, ("shard(0)", "shard(0)"), 0),
+        (4, ("shard(0)", "replicate"), 0),
+        (4, ("shard(0)", "shard(1)"), 0),
+    ],
+)
+def test_embedding_masks_ids_twice_if_both_axes_divide_its_rows(
+    rows: int, placements: tuple[str, ...], is_so: int
+) -> None:
+    embedding = {"operator": "nn.functional.embedding", "arguments": (("call", "x1, x0"),), "holds": ("any", "below 1")}
+    places = (placements, ("replicate", "replicate"))
+    case = case_of(**embedding, world_size=4, mesh=(2, 2), operands=((rows, 2), (1,)), placements=places)
+
+    assert masks_ids_twice(case) == bool(is_so)
+
+
+@pytest.mark.parametrize(
+    ("operator", "shape", "dim", "is_cut", "is_uneven"),
+    [
+        ("unshuffle", (1, 6, 2), 1, 1, 0),
+        ("unshuffle", (1, 2, 2), 1, 1, 0),
+        ("unshuffle", (2, 2, 2), 1, 0, 0),
+        ("unshuffle", (1, 4, 2), 1, 0, 0),
+        ("unshuffle", (1, 2, 2), 2, 0, 0),
+        ("unshuffle", (1, 2, 6), 2, 1, 0),
+        ("shuffle", (12, 1, 1), 0, 1, 0),
+        ("shuffle", (4, 2, 2), 0, 0, 0),
+        ("shuffle", (4, 3, 1), 1, 0, 1),
+        ("shuffle", (4, 2, 2), 1, 0, 0),
+    ],
+)
+def test_blocks_of_pixels_are_cut_by_shards_that_are_no_multiple_of_them(
+    operator: str, shape: tuple[int, ...], dim: int, is_cut: int, is_uneven: int
+) -> None:
+    call = {"operator": f"nn.functional.pixel_{operator}", "arguments": (("call", "x0, 2"),), "holds": ("any",)}
+    case = case_of(**call, operands=(shape,), placements=((f"shard({dim})",),), world_size=2)
+
+    assert (cuts_blocks_of_pixels(case), repeats_uneven_rows(case)) == (bool(is_cut), bool(is_uneven))
 
 
 def test_case_of_norm_with_ord_inf_survives_a_round_trip_through_code() -> None:

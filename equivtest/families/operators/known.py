@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from equivtest.cases.operands import partial_axes
 from equivtest.families.operators.case_operator import INDEX, WHOLE
-from equivtest.layout import Layout, Replicate, Shard, local_shape, parse_placement, shard_bounds
+from equivtest.layout import Layout, Placement, Replicate, Shard, local_shape, parse_placement, shard_bounds
 
 if TYPE_CHECKING:
     from equivtest.cases.case import Shape
@@ -238,3 +238,63 @@ def convolves_as_held(case: OperatorCase) -> bool:
     has_batch = len(case.operands[0]) == len(case.operands[1])
     is_right = set(first) <= {"replicate", *(("shard(0)",) if has_batch else ())} and all(rows_of_ranks)
     return not is_right or any(set(texts) != {"replicate"} for texts in others)
+
+
+def masks_ids_twice(case: OperatorCase) -> bool:
+    """True if an embedding looks up whole ids, and its weight is sharded along dim 0 on both axes of a mesh.
+
+    An axis of one rank does not count. Fewer rows than ranks are sharded along the first axis only.
+    """
+    axes = zip(case.mesh_shape, _layout_of_call(case).placements, strict=True)
+    num_axes = sum(size > 1 and placement == Shard(0) for size, placement in axes)
+    return num_axes == 2 and set(case.placements[1]) == {"replicate"} and 0 not in case.operands[1]
+
+
+def cuts_blocks_of_pixels(case: OperatorCase) -> bool:
+    """True if some rank calls `pixel_unshuffle` or `pixel_shuffle` on a shard that has a part of a block.
+
+    A block is what becomes one row, one column or one channel of the result. A shard of the only block is gathered,
+    except if this is the only row and there is one channel, or if this is the only channel and there is one row.
+    On two axes torch raises in more cases, if it shards another dim than the case does.
+    """
+    shape, factor = case.operands[0], _pixels_per_block(case)
+    is_merged = shape[-1] < case.results[0].shape[-1]
+    blocks = ((-3, factor**2, -2),) if is_merged else ((-2, factor, -3), (-1, factor, None))
+    ranks = _local_shapes(case, shape, _layout_of_call(case))
+    for dim, block, other in blocks:
+        is_called = shape[dim] != block or (other is not None and shape[other] == 1)
+        if is_called and any(rows[dim] % block for rows in ranks):
+            return True
+    return False
+
+
+def repeats_uneven_rows(case: OperatorCase) -> bool:
+    """True if `pixel_shuffle` gives some rank another number of rows or columns than a shard of the result has."""
+    layout, factor, shape = _layout_of_call(case), _pixels_per_block(case), case.results[0].shape
+    pairs = zip(_local_shapes(case, case.operands[0], layout), _local_shapes(case, shape, layout), strict=True)
+    is_merged = case.operands[0][-1] < shape[-1]
+    return is_merged and any(rows[dim] * factor != found[dim] for rows, found in pairs for dim in (-2, -1))
+
+
+def _pixels_per_block(case: OperatorCase) -> int:
+    """Returns the factor of `pixel_unshuffle` or `pixel_shuffle`, or 1 if the result is empty."""
+    sizes = (case.operands[0][-1], case.results[0].shape[-1])
+    return max(sizes) // min(sizes) if all(sizes) else 1
+
+
+def _layout_of_call(case: OperatorCase) -> Layout:
+    """Returns the first operand's layout, whole along each axis for which a sharded dim has too few elements.
+
+    DTensor does not call an operator on a dim of more shards than elements.
+    """
+    num_shards: dict[int, int] = {}
+    placements: list[Placement] = []
+    for size, placement in zip(case.mesh_shape, case.operand_layout(0).placements, strict=True):
+        if isinstance(placement, Shard):
+            num = num_shards.get(placement.dim, 1) * size
+            if num > case.operands[0][placement.dim]:
+                placements.append(Replicate())
+                continue
+            num_shards[placement.dim] = num
+        placements.append(placement)
+    return Layout(tuple(placements))
