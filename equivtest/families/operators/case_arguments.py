@@ -92,7 +92,7 @@ def repeats(shape: Shape) -> list[Arguments]:
 
 
 def pads(shape: Shape) -> list[Arguments]:
-    found: list[Shape] = [(1, 0), (0, 1), (1, 2)]
+    found: list[Shape] = [(1, 0), (0, 1), (1, 2), (1, -1), (-1, 1)]
     found += [(0, 0, 1, 0), (1, 0, 0, 2)] if len(shape) >= 2 else []
     return [(("pad", pad), ("value", value)) for pad in found for value in (0.0, 2.0)]
 
@@ -158,6 +158,17 @@ def scaled_beside(shape: Shape) -> Signatures:
 
 def picked_rows(shape: Shape) -> Signatures:
     return tuple(Signature((shape, index)) for index in ((2,), (1,), (3,), (2, 2)) if shape)
+
+
+def picked_places(shape: Shape) -> Signatures:
+    """Returns signatures with an index of rows and an index of columns, which have equal dims or are broadcast."""
+    holds = ("any", f"below {shape[0]}", f"below {shape[1]}")
+    pairs: tuple[tuple[Shape, Shape], ...] = (((4, 1), (4,)), ((3,), (3,)), ((2, 3), (3,)), ((1,), (3,)))
+    return tuple(Signature((shape, rows, columns), holds=holds) for rows, columns in pairs)
+
+
+def picked_columns(shape: Shape) -> Signatures:
+    return tuple(Signature((shape, (n,)), holds=("any", f"below {shape[1]}")) for n in (2, 1))
 
 
 def equations(shape: Shape) -> Signatures:

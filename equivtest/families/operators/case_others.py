@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import torch
 from torch.nn import functional
 
+from equivtest.cases.case import Shape
 from equivtest.families.operators.case_arguments import (
     expands,
     pads,
+    picked_columns,
+    picked_places,
     same_mask,
     scaled_beside,
     selected_beside,
@@ -19,11 +25,22 @@ from equivtest.families.operators.case_arguments import (
     uneven_splits,
     unsqueezes,
 )
-from equivtest.families.operators.case_forms import Signature, each, either, moved, numbers, pairs, reduced
+from equivtest.families.operators.case_forms import (
+    Signature,
+    Signatures,
+    each,
+    either,
+    moved,
+    numbers,
+    pairs,
+    reduced,
+    triples,
+)
 from equivtest.families.operators.case_operator import (
     BOOLS,
     DISTINCT,
     FLOATS,
+    INDEX,
     POSITIVE,
     WHOLE,
     Operator,
@@ -90,4 +107,60 @@ ROWS = (
     # To another dtype.
     chooses("double", lambda x: x.double()),
     chooses("to bfloat16 and back", lambda x: x.to(torch.bfloat16).to(x.dtype)),
+)
+
+
+def _with_columns(x: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of x in which some columns are 2, so that the order of `columns` does not matter."""
+    written = x.clone()
+    written[:, columns] = 2.0
+    return written
+
+
+def _made(x: torch.Tensor, factory: str) -> torch.Tensor:
+    """Returns a tensor like x that a factory of torch makes; for a DTensor it is a factory of DTensors.
+
+    The factories are documented for Shard and Replicate alone.
+    Source: `full`, `ones` and `zeros` in torch/distributed/tensor/_api.py (2.13.0).
+    """
+    fill = {"full": (2.0,)}.get(factory, ())
+    if type(x).__name__ != "DTensor":
+        plain: torch.Tensor = getattr(torch, factory)(x.shape, *fill, dtype=x.dtype, device=x.device)
+        return plain
+    of_dtensors: Any = sys.modules[type(x).__module__]  # the oracle must not import torch.distributed
+    whole = of_dtensors.Replicate()
+    placed: Any = x
+    placements = [whole if each.is_partial() else each for each in placed.placements]
+    made: torch.Tensor = getattr(of_dtensors, factory)(
+        x.shape, *fill, dtype=x.dtype, device_mesh=placed.device_mesh, placements=placements
+    )
+    return made
+
+
+def _shifted_layer_norm(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return functional.layer_norm(x, x.shape[-1:], None, bias, eps=0.5)
+
+
+def _beside_last_dim(shape: Shape) -> Signatures:
+    return (Signature((shape, shape[-1:])),)
+
+
+NOT_DRAWN = (
+    chooses(
+        "__getitem__ of two",
+        lambda x, rows, columns: x[rows, columns],
+        picked_places,
+        kinds=(FLOATS, INDEX, INDEX),
+        num_dims=(2, 3),
+    ),
+    chooses("__setitem__ of columns", _with_columns, picked_columns, kinds=(FLOATS, INDEX), num_dims=(2, 3)),
+    chooses("where of whole numbers", torch.where, triples(), kinds=(BOOLS, WHOLE)),
+    chooses(
+        "div of whole numbers to whole numbers",
+        lambda x, other, rounding_mode: torch.div(x, other.abs() + 1, rounding_mode=rounding_mode),
+        either(*(pairs(rounding_mode=mode) for mode in ("floor", "trunc"))),
+        kinds=(WHOLE, WHOLE),
+    ),
+    chooses("factory of DTensors", _made, either(*(each(factory=name) for name in ("full", "ones", "zeros")))),
+    rounded("layer_norm without a weight", _shifted_layer_norm, _beside_last_dim, num_dims=(2, 3)),
 )

@@ -13,6 +13,7 @@ from equivtest.families.operators.case_operator import (
     BOOLS,
     FLOATS,
     FRACTION,
+    HALVES,
     POSITIVE,
     WHOLE,
     Call,
@@ -61,7 +62,12 @@ ROWS = (
     chooses("round to decimals", torch.round, numbers("decimals", -1), rounds=True),
     chooses("equal", _equal, pairs()),
     chooses("histc", torch.histc, each(bins=4, min=-4.0, max=4.0), rounds=True),
-    chooses("to", lambda x: x.to(dtype=torch.float64, copy=True)),
+    chooses(
+        "to",
+        lambda x, dtype: x.to(dtype=getattr(torch, dtype), copy=True),
+        either(each(dtype="float64"), each(dtype="int64")),
+        domain=HALVES,
+    ),
     chooses("view_copy", lambda x, shape: torch.view_copy(x, shape), moved(reshapes)),
     chooses("view_as_complex", lambda x: torch.view_as_real(torch.view_as_complex(x)), _complex, rounds=True),
     chooses(

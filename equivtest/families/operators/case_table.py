@@ -61,11 +61,14 @@ BACKWARD = {operator.name: operator for operator in case_backward.ROWS}
 LISTS = {operator.name: operator for operator in case_lists.ROWS}
 """Operators on lists of tensors, by name; random cases have none."""
 
+NOT_DRAWN = (*case_reductions.NOT_DRAWN, *case_others.NOT_DRAWN)
+"""Operators that a gate enumerates, and that random cases have none of."""
+
 OPERATORS = {
     **HAND_WRITTEN,
     **BACKWARD,
     **LISTS,
-    **{operator.name: operator for operator in (*case_samples.ROWS, *case_reductions.NOT_DRAWN)},
+    **{operator.name: operator for operator in (*case_samples.ROWS, *NOT_DRAWN)},
 }
 """All operators by name: those written by hand, those with forms from torch's own list, and `NOT_DRAWN`."""
 

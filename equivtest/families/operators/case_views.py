@@ -143,7 +143,12 @@ ROWS = (
     ),
     chooses("__getitem__", lambda x, index: x[index], picked_rows, kinds=(FLOATS, INDEX)),
     chooses("sort", torch.sort, either(along(), along(descending=True)), domain=DISTINCT),
-    chooses("sort stable", lambda x, dim: torch.sort(x, stable=True, dim=dim), along(), domain=DISTINCT),
+    chooses(
+        "sort stable",
+        lambda x, dim, descending=False: torch.sort(x, stable=True, dim=dim, descending=descending),
+        either(along(), along(descending=True)),
+        domain=DISTINCT,
+    ),
     chooses("argsort", torch.argsort, along(), domain=DISTINCT),
     chooses("topk", torch.topk, _one_k_per_dim, domain=DISTINCT),
     chooses("kthvalue", torch.kthvalue, moved(per_dim("k", 1, 2)), domain=DISTINCT),

@@ -4,18 +4,19 @@ A combination has a form, the placement of each operand and of the cotangents, a
 the cotangents and the mode alternate from combination to combination. Therefore most forms lack some pair of a
 cotangents' placement or mode with an operand's placement.
 
-A combination has ten more axes:
+A combination has eleven more axes:
 
 - whether all operands have one placement, and whether the sharded dim's number names another dim in some operand;
 - which operand is the only partial operand, and how it is partial;
 - which operand is the only sharded operand, and the same of its sharded dim;
 - which dim is sharded in every operand that has this dim;
-- whether the dim that the call names is sharded;
+- whether the dim that the call names is sharded, and whether nothing else is;
 - whether a dim is sharded that the result lacks, or that has another number in the result;
 - for each form, whether a dim is sharded that the call names or, if it names none, a dim that the result lacks;
 - for each form of several operands, whether dim 0 of each is sharded, as a batch is;
 - whether the sharded dim lies before the dims that the call names, or behind, and whether the result keeps these;
-- the sign of a number beside a partial operand.
+- the sign of a number beside a partial operand;
+- for an operator of `PROMOTING`, whether a partial operand that is broadcast is beside a shard, and has dims.
 
 A table of strength 1 has every value that occurs in some combination. A table of strength 2 has every pair of values
 that occurs in some combination. The calls of one operator follow each other in one process, so that a wrong cache would
@@ -23,7 +24,7 @@ show.
 
 Three more calls of an operator are on the second axis of a mesh, on two of three processes, and on three ranks. All
 elementwise operators share one rule in torch, so an elementwise operator has these calls only if it is in `PROMOTING`.
-Two more calls repeat an earlier call with other arguments, two repeat it with fewer gradients, and two calls have a
+Three more calls repeat earlier calls with other arguments, two repeat one with fewer gradients, and two calls have a
 shape that no other call has. One operator of each kind also has calls on a mesh of 2 x 2 ranks.
 """
 
@@ -40,13 +41,13 @@ from equivtest.cases.case import Shape
 from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE, OperatorCase, Placements
 from equivtest.families.operators.case_forms import Signature
 from equivtest.families.operators.case_operator import FLOATS, Operator
-from equivtest.families.operators.case_reductions import NOT_DRAWN
 from equivtest.families.operators.case_samples import IN_PLACE, OUT, ROWS, UNDECIDED, way_of
 from equivtest.families.operators.case_table import (
     BACKWARD,
     ELEMENTWISE,
     HAND_WRITTEN,
     LISTS,
+    NOT_DRAWN,
     OPERATORS,
     is_taken,
     kind_of,
@@ -156,15 +157,21 @@ def _with_and_without_gradients(calls: tuple[OperatorCase, ...]) -> tuple[Operat
 
 
 def _again(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
-    """Returns two calls that differ only in their arguments from an earlier call with a shard.
+    """Returns two calls with other arguments than an earlier call with a shard, and one of an earlier partial sum.
 
     A cache of rules that ignores the arguments would show. Of the earlier calls, the first of those with the most dims
     is taken.
     """
-    sharded = [case for case in calls if _has(case, "shard") and case.operator not in SLOW_IF_SHARDED | CONVOLUTIONS]
-    if not sharded:
-        return []
-    first = max(sharded, key=lambda case: len(case.operands[0]))
+    found = []
+    for word, num in (("shard", 2), ("partial(sum)", 1)):
+        earlier = [case for case in calls if _has(case, word) and case.operator not in SLOW_IF_SHARDED | CONVOLUTIONS]
+        if earlier:
+            found += _with_other_arguments(max(earlier, key=lambda case: len(case.operands[0])))[:num]
+    return [case for case in found if case not in calls]
+
+
+def _with_other_arguments(first: OperatorCase) -> list[OperatorCase]:
+    """Returns the call with the arguments of the last and of the first other signature of its operands."""
     others = [
         signature
         for signature in OPERATORS[first.operator].form(first.operands[0])
@@ -172,9 +179,8 @@ def _again(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
         and signature.arguments != first.arguments
         and is_taken(first.operator, signature, first.dtype)
     ]
-    chosen = dict.fromkeys((*others[:1], *others[-1:]))
-    found = [replace(first, arguments=signature.arguments, cotangents=()) for signature in chosen]
-    return [case for case in found if case not in calls]
+    chosen = dict.fromkeys((*others[-1:], *others[:1]))
+    return [replace(first, arguments=signature.arguments, cotangents=()) for signature in chosen]
 
 
 def _with_some_gradients(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
@@ -184,9 +190,7 @@ def _with_some_gradients(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
     no gradient, and the weights of a frozen layer require none.
     """
     several = [
-        case
-        for case in calls
-        if len(case.requires_grad) > 1 and _has_further_calls(case) and not way_of(case.operator)
+        case for case in calls if len(case.requires_grad) > 1 and _has_further_calls(case) and not way_of(case.operator)
     ]
     sharded = [case for case in several if _has(case, "shard")] or several
     if not sharded:
@@ -236,7 +240,48 @@ def _on_two_axes(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
         )
         for case, second in partial + twice
     ]
-    return list(dict.fromkeys(on_axes))
+    return list(dict.fromkeys(on_axes + _sharded_on_two_axes(calls)))
+
+
+def _sharded_on_two_axes(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
+    """Returns a call with two dims of an operand sharded on the two axes, and a call with one dim sharded on both.
+
+    The dims are those that the call names, or any dims if it names none. Of two dims both are even if possible, because
+    torch divides a view along even dims only. One dim has four elements or more, so that no shard is empty. A rule that
+    looks at one axis alone would show.
+    """
+    sharded = [case for case in calls if _has_further_calls(case) and _has(case, "shard") and not way_of(case.operator)]
+    if not sharded:
+        return []
+    pairs = [(case, number, dims) for case in sharded for number, dims in _dims_for_axes(case) if dims[0] != dims[1]]
+    same = [(case, number, dims) for case in sharded for number, dims in _dims_for_axes(case) if dims[0] == dims[1]]
+    chosen = [max(each, key=lambda found: _fits_axes(found[0], found[1], found[2])) for each in (pairs, same) if each]
+    return [_on_axes(case, number, tuple(f"shard({dim})" for dim in dims)) for case, number, dims in chosen]
+
+
+def _dims_for_axes(case: OperatorCase) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yields (operand, dims for both axes) for each way to shard an operand that the call shards."""
+    for number, texts in enumerate(case.placements):
+        shape = case.operands[number]
+        long = [dim for dim, size in enumerate(shape) if size > 1]
+        if texts[0].startswith("shard"):
+            yield from ((number, dims) for dims in itertools.combinations(long, 2))
+            yield from ((number, (dim, dim)) for dim in long if shape[dim] > 3)
+
+
+def _fits_axes(case: OperatorCase, number: int, dims: tuple[int, int]) -> tuple[int, int]:
+    shape, given = case.operands[number], dict(case.arguments)
+    named = given.get("dim", given.get("dims", tuple(range(len(shape)))))
+    listed = named if isinstance(named, tuple) else (named,)
+    own = {dim % len(shape) for dim in listed if isinstance(dim, int)}
+    return sum(dim in own for dim in dims), sum(shape[dim] % 2 == 0 for dim in dims)
+
+
+def _on_axes(case: OperatorCase, number: int, texts: Placements) -> OperatorCase:
+    """Returns the call on a mesh of 2 x 2 ranks, with `texts` for one operand, and all other operands replicated."""
+    whole: Placements = ("replicate", "replicate")
+    placements = tuple(texts if each == number else whole for each in range(len(case.operands)))
+    return replace(case, world_size=4, mesh=(2, 2), placements=placements, cotangents=())
 
 
 def _on_other_meshes(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
@@ -378,8 +423,15 @@ def _modes(operator: Operator) -> tuple[str, ...]:
 def _placements(name: str, signature: Signature, number: int, strength: int) -> tuple[str, ...]:
     kind = kind_of(OPERATORS[name], signature.holds, number)
     shards = tuple(f"shard({dim})" for dim, size in enumerate(signature.shapes[number]) if size > 1)
-    reductions = REDUCTIONS if strength > 1 or number == 0 else REDUCTIONS[:3:2]
+    has_all = strength > 1 or number == 0 or (name in PROMOTING and _is_repeated(signature, number))
+    reductions = REDUCTIONS if has_all else REDUCTIONS[:3:2]
     return (*shards, *(reductions if kind == FLOATS else ()), "replicate")
+
+
+def _is_repeated(signature: Signature, number: int) -> bool:
+    """True if the operand has fewer elements than the first one along some dim, or fewer dims."""
+    shape, first = signature.shapes[number], signature.shapes[0]
+    return math.prod(shape) < math.prod(first) and all(size in (1, *first) for size in shape)
 
 
 def covering(name: str, rows: Sequence[Row], strength: int) -> list[Row]:
@@ -418,8 +470,14 @@ def _values(name: str, row: Row) -> list[tuple[object, ...]]:
         values.append(("changed dim is divided" if texts[0] in changed else "moved dim is divided", texts[0]))
     if place[0] == NAMED if place else texts[0] in changed:
         values.append(("form with its dims divided", signature))
+    if place and place[0] == NAMED and _is_whole(texts[1:]):
+        values.append(("named dim is divided alone",))
     partial = [(number, text) for number, text in enumerate(texts) if text in REDUCTIONS]
     values += [("beside", *each, *sign) for each in partial for sign in signs_of(signature)]
+    if name in PROMOTING:
+        is_beside_shard = texts[0].startswith("shard")
+        repeated = [each for each in partial if _is_repeated(signature, each[0])]
+        values += [("repeated", *each, is_beside_shard, not signature.shapes[each[0]]) for each in repeated]
     if place:
         values.append(("place", *place))
     if len(texts) > 1 and texts == _by_rows(signature):

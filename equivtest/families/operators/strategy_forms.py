@@ -52,7 +52,8 @@ def _features(signature: Signature) -> frozenset[object]:
     """Returns the arguments, the numbers of dims, and facts on the shapes.
 
     The facts are which operands have the first operand's shape, which have no dims, which have a dim of size 1, which
-    are repeated along such a dim, and if the call names one. Further facts are the signs of numbers, where a
+    are repeated along such a dim, if the call names one, and if an operand has shorter shards along dims that the call
+    does not name. Further facts are the signs of numbers, where a
     sharded dim may lie beside the named dims, and the named arguments of a call from torch's list.
     """
     shapes, dim = signature.shapes, dict(signature.arguments).get("dim")
@@ -61,9 +62,24 @@ def _features(signature: Signature) -> frozenset[object]:
     without_dims = ("without dims", *(not shape for shape in shapes))
     sizes = [max(along) for along in itertools.zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1)]
     repeats = tuple(any(own < size for own, size in zip(shape[::-1], sizes, strict=False)) for shape in shapes)
-    facts = (tuple(map(len, shapes)), alike, ("single", *single), names_single, without_dims, ("repeats", *repeats))
+    shorter = any(_is_shorter(each, shapes[0], dim) for each in shapes[1:])
+    facts = (
+        *(tuple(map(len, shapes)), alike, ("single", *single), names_single, without_dims, ("repeats", *repeats)),
+        *(("shorter",) if shorter else ()),
+    )
     further = (*_named_in(signature), *signs_of(signature), *places_of(signature).values())
     return frozenset((*signature.arguments, *facts, *further))
+
+
+def _is_shorter(shape: Shape, first: Shape, dim: object) -> bool:
+    """True if the shape has as many dims as `first`, and shards of another size along each dim but `dim`.
+
+    The shards are those of two ranks. No shard is empty.
+    """
+    if not isinstance(dim, int) or len(shape) != len(first) or len(first) < 2:
+        return False
+    others = [place for place in range(len(first)) if place != dim % len(first)]
+    return all(shape[place] > 1 and -(-shape[place] // 2) < -(-first[place] // 2) for place in others)
 
 
 def _named_in(signature: Signature) -> list[str]:
@@ -84,10 +100,12 @@ def places_of(signature: Signature) -> dict[str, tuple[object, ...]]:
     """Maps the placement of each shard of the first operand to a label, if the call names some of its dims.
 
     The label says whether the sharded dim is named or lies before or behind the first named dim, whether the call names
-    several dims, and whether it keeps them.
+    several dims, and whether it keeps them. A padding names the dims that it changes.
     """
     arguments, shape = dict(signature.arguments), signature.shapes[0]
     dim = arguments.get("dim", arguments.get("dims"))
+    if isinstance(pad := arguments.get("pad"), tuple):
+        dim = tuple(-1 - number // 2 for number, size in enumerate(pad) if size)
     dims = dim if isinstance(dim, tuple) else (dim,) if isinstance(dim, int) else ()
     named = {each % len(shape) for each in dims if -len(shape) <= each < len(shape)}
     if not named:

@@ -30,8 +30,8 @@ SPECIALS = (REDISTRIBUTE, THROUGH_LOCAL, WRITE, LOCAL_MAP, MODULE)
 """Steps that are no operators.
 
 REDISTRIBUTE changes placements, THROUGH_LOCAL calls `to_local` and `from_local`. WRITE multiplies a view of a copy in
-place; the view is one row, or the copy with two dims swapped. LOCAL_MAP multiplies each local tensor by a function,
-MODULE by a module.
+place. The view is one row, some rows, the copy in another shape, or the copy with two dims swapped. LOCAL_MAP
+multiplies each local tensor by a function, MODULE by a module.
 """
 
 NO_GRAD, INFERENCE, AUTOCAST = "no_grad", "inference_mode", "autocast"
@@ -123,7 +123,9 @@ def written(step: Step, x: torch.Tensor) -> torch.Tensor:
     """Copies x and multiplies a view of the copy in place. Returns the copy."""
     how: dict[str, Any] = dict(step[2])
     factor, copied = how.pop("factor"), x.mul(1)
-    (copied.select if "index" in how else copied.transpose)(*how.values()).mul_(factor)
+    views = {"index": copied.select, "length": copied.narrow, "shape": copied.view, "dim1": copied.transpose}
+    view: Any = next(views[name] for name in views if name in how)
+    view(*how.values()).mul_(factor)
     return copied
 
 

@@ -19,6 +19,8 @@ from equivtest.property import Enumeration, Space
 
 T = TypeVar("T")
 
+Steps = tuple[Step, ...]
+
 OF_EACH_KIND = (*strategy_calls.OF_EACH_KIND, REDISTRIBUTE, THROUGH_LOCAL, WRITE)
 """One operator of each kind, with the steps that change placements. A gate has each ordered pair of them."""
 
@@ -31,8 +33,33 @@ AFTER_REDUCTIONS = (
 )  # fmt: skip
 """Operators that a gate calls on a partial result. A rule that keeps the result partial must suit the reduction."""
 
+DIVIDED = "div in place"
+BESIDE_REDUCTIONS = ("sub", "div", "mul", DIVIDED)
+"""Operators that a gate calls on a shard and on its partial result, as a norm of a module does.
+
+The values are real, because the gradient of a largest element that is on several ranks is another one (finding 63).
+"""
+
+ALONG_STRIDED: tuple[tuple[str, Arguments], ...] = (
+    ("sum", (("dim", 0),)), ("mean", (("dim", 0),)), ("amax", (("dim", 0),)), ("softmax", (("dim", 0),)),
+    ("log_softmax", (("dim", 0),)), ("cumsum", (("dim", 0),)), ("select", (("dim", 0), ("index", 3))),
+    ("narrow", (("dim", 0), ("start", 1), ("length", 4))), ("flip", (("dims", (0,)),)),
+    ("roll", (("shifts", 1), ("dims", 0))), ("split", (("sizes", 2), ("dim", 0))),
+    ("sort", (("dim", 0),)), ("cat", (("dim", 0),)), ("stack", (("dim", 0),)),
+)  # fmt: skip
+"""Operators with their arguments that a gate calls along a dim of strided shards."""
+
+WRITTEN: tuple[Arguments, ...] = (
+    (("dim", 0), ("index", 1)), (("dim", 1), ("index", 1)), (("dim", 0), ("start", 1), ("length", 2)),
+    (("dim", 1), ("start", 1), ("length", 2)), (("dim0", 0), ("dim1", 1)), (("shape", (2, 2, 4)),),
+)  # fmt: skip
+"""Views of a tensor of 4 x 4 elements that a gate writes into."""
+
 SPLITS = ((2, 4), (4, 2), (2, 2, 2), (8, 1))
 """Shapes to which a flattened tensor of 2 x 4 elements is viewed."""
+
+FLATTENED: Step = ("flatten", ("x0",), ())
+JOINING = frozenset({"cat", "stack"})
 
 NUM_SIGNATURES = 2
 """Number of pairs of neighbouring signatures with which a chain calls the same operator twice."""
@@ -78,32 +105,51 @@ def chains_of(space: Space, depth: int, part: int) -> list[ChainCase]:
 
 
 def _of_partial_and_strided(space: Space, dtype: str) -> list[ChainCase]:
-    """Returns chains in which an operator takes a partial result, or a view takes the view of a shard.
+    """Returns chains in which an operator takes a partial result or the view of a shard, or which write into a view.
 
     If a dim behind another one is sharded, each rank's part of the flattened dim is strided.
     """
     [world_size] = space.world_sizes
-    chains: list[tuple[Shape, str, tuple[Step, Step]]] = [
-        ((3, 4), "shard(0)", ((first, ("x0",), (("dim", 0),)), (second, ("y0",), _arguments_of(second))))
+    chains: list[tuple[tuple[Shape, ...], str, Steps]] = [
+        (((3, 4),), "shard(0)", ((first, ("x0",), (("dim", 0),)), (second, ("y0",), _arguments_of(second))))
         for first in REDUCTIONS
         for second in AFTER_REDUCTIONS
     ]
     chains += [
-        ((2, 4), shard, (("flatten", ("x0",), ()), ("view", ("y0",), (("shape", shape),))))
+        (((3, 4),), "shard(0)", ((first, ("x0",), arguments), (second, ("x0", "y0"), ())))
+        for first in REDUCTIONS
+        for second, arguments in itertools.product(BESIDE_REDUCTIONS, ((), (("dim", 0), ("keepdim", True))))
+    ]
+    chains += [
+        (((2, 4),), shard, (FLATTENED, ("view", ("y0",), (("shape", shape),))))
         for shard in ("shard(0)", "shard(1)")
         for shape in SPLITS
+    ]
+    chains += [
+        (((2, 4),), "shard(1)", (FLATTENED, (name, ("y0",) * (2 if name in JOINING else 1), arguments)))
+        for name, arguments in ALONG_STRIDED
+    ]
+    rows = ("flatten", ("x0",), (("start_dim", 0), ("end_dim", 1)))
+    chains += [
+        (((2, 4, 3), other), "shard(1)", (rows, ("mm", sources, ())))
+        for other, sources in (((3, 2), ("y0", "x1")), ((3, 8), ("x1", "y0")))
+    ]
+    chains += [
+        (((4, 4),), text, ((WRITE, ("x0",), (*how, ("factor", 2.0))),))
+        for text in ("replicate", "shard(0)", "shard(1)", "partial(sum)")
+        for how in WRITTEN
     ]
     return [
         ChainCase(
             world_size=world_size,
             dtype=dtype,
-            operands=(shape,),
+            operands=shapes,
             steps=steps,
-            placements=((text,),),
-            requires_grad=(0,),
-            values=((REAL_MODE if steps[0][0] == NORM else EXACT_MODE, 1),),
+            placements=((text,), *(("replicate",),) * (len(shapes) - 1)),
+            requires_grad=() if steps[-1][0] == DIVIDED else tuple(range(len(shapes))),
+            values=((REAL_MODE if steps[0][0] == NORM or steps[-1][1] == ("x0", "y0") else EXACT_MODE, 1),),
         )
-        for shape, text, steps in chains
+        for shapes, text, steps in chains
     ]
 
 
