@@ -39,6 +39,9 @@ parallel_cross_entropy = Property(
             for dtype in limits.DTYPES
             for reduction, ignored in (("mean", "some"), ("none", "none"))
         ),
+        # The weight of a target that does not count is no part of the mean's divisor.  The gradient raises.
+        CrossEntropyCase(world_size=2, positions=(6,), num_classes=5, reduction="mean", weighted=True, ignored="some",
+                         requires_grad=(), values=(("real", 0),)),
         # 4096 classes: a sum of exponentials long enough for its roundings to show.
         CrossEntropyCase(world_size=2, positions=(3,), num_classes=4096, reduction="sum", weighted=True),
     ),

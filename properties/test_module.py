@@ -112,7 +112,7 @@ fully_sharded_block = module_property(
 )
 
 fully_sharded_block_by_layers = module_property(
-    BUILD, f"{FULLY_SHARDED}_by_layers", x_shapes=ROWS, options={"reshard_after_forward": (True, False)}
+    BUILD, f"{FULLY_SHARDED}_by_layers", x_shapes=ROWS, options={"reshard_after_forward": (True, False, 2)}
 )
 
 fully_sharded_block_from_rank_0 = module_property(

@@ -10,10 +10,10 @@ NUM_LAYERS, NUM_FEATURES = 8, 2
 
 
 class ResidualLayer(nn.Linear):
-    """The layer y = x + relu(W x + b)."""
+    """The layer y = x + W relu(W x + b) + b, which uses its parameters twice."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return input + functional.relu(super().forward(input))
+        return input + super().forward(functional.relu(super().forward(input)))
 
 
 class Chain(nn.Module):

@@ -179,8 +179,15 @@ def fully_sharded(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return sharded
 
 
-def fully_sharded_by_layers(block: nn.Module, mesh: DeviceMesh, *, reshard_after_forward: bool) -> nn.Module:
-    """Applies FSDP2 to each layer separately, and then to the whole block."""
+def fully_sharded_by_layers(block: nn.Module, mesh: DeviceMesh, *, reshard_after_forward: bool | int) -> nn.Module:
+    """Applies FSDP2 to each layer separately, and then to the whole block.
+
+    Args:
+        reshard_after_forward: If it is 2, each two ranks together keep the parameters after the forward. torch takes 2
+            only if it divides the number of ranks, so it is True for an odd number.
+    """
+    if reshard_after_forward == 2 and mesh.size() % 2:
+        reshard_after_forward = True
     for layer in block.children():
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward)
     return fully_sharded(block, mesh)

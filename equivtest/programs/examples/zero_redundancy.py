@@ -1,6 +1,7 @@
 """Trains a block by ZeroRedundancyOptimizer, in which each rank updates some parameters and sends them to all others.
 
-The optimizer has two groups of parameters, a schedule, and a state that is saved and loaded between two updates.
+The optimizer has two groups of parameters, of which one is added later, and a schedule. Its state is saved and loaded
+between two updates.
 
 Source: torch/distributed/optim/zero_redundancy_optimizer.py (2.13.0).
 """
@@ -33,14 +34,18 @@ class Scheduled(torch.optim.Optimizer):
         named = dict(self.module.named_parameters())
         biases = [each for name, each in named.items() if name.endswith("bias")]
         weights = [each for name, each in named.items() if not name.endswith("bias")]
-        groups = [{"params": weights}, {"params": biases, **BIAS}]
+        made = self.made_for(weights)
+        made.add_param_group({"params": biases, **BIAS})
+        return made
+
+    def made_for(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         if not isinstance(self.module, DistributedDataParallel):
-            return torch.optim.SGD(groups, **OTHERS)
+            return torch.optim.SGD(parameters, **OTHERS)
         from torch.distributed.optim import ZeroRedundancyOptimizer  # warns that torch.jit is deprecated
 
         packs, group = bool(self.module.packs), self.module.process_group
         return ZeroRedundancyOptimizer(
-            groups, torch.optim.SGD, process_group=group, parameters_as_bucket_view=packs, **OTHERS
+            parameters, torch.optim.SGD, process_group=group, parameters_as_bucket_view=packs, **OTHERS
         )
 
     def step(self, closure: Any = None) -> Any:

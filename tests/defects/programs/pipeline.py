@@ -74,13 +74,15 @@ def summed_gradients_divided(case: ModuleCase, mesh: DeviceMesh, given: Given) -
     return _planned("scaled", case, mesh, given)
 
 
-@wrong("order", _TWO_STAGES, "each of two stages has four layers")
+@wrong("shard order", _TWO_STAGES, "each of two stages has four layers")
 def layers_of_stages_reversed(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Runs the layers of each stage in reverse order."""
     return _planned("reversed_layers", case, mesh, given)
 
 
-@wrong("stale values", _TWO_STAGES, "the second step has the gradients of the first", claim="trains_like_unsharded")
+@wrong(
+    "state across steps", _TWO_STAGES, "the second step has the gradients of the first", claim="trains_like_unsharded"
+)
 def gradients_of_pipeline_kept(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Adds the gradients of each step to the gradients of the step before."""
     return run_module(case.but(step=f"{__name__}:kept"), mesh, given, named_in(case))

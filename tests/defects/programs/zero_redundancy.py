@@ -64,7 +64,7 @@ def parameters_of_other_ranks_not_received(case: ModuleCase, mesh: DeviceMesh, g
 
 
 @wrong(
-    "stale values",
+    "state across steps",
     _FOUR_PARAMETERS,
     "the second update has a momentum and half the rate",
     claim="trains_like_unsharded",
