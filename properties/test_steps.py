@@ -80,5 +80,5 @@ zero_redundancy = module_property(
     options={"packs": (False, True)},
     optimizer=f"{EXAMPLES}zero_redundancy:scheduled",
     steps=3,
-    world_sizes=FULL,
+    world_sizes=(2, 4),
 )
