@@ -12,7 +12,7 @@ from equivtest.programs.inputs import real
 
 PIPELINE = "equivtest.programs.examples.pipeline"
 
-# Each schedule of torch with both kinds of loss.  Whole numbers need more digits than 16 bits have.
+# Five schedules of torch with both kinds of loss.  Whole numbers need more digits than 16 bits have.
 pipelined_step = module_property(
     f"{PIPELINE}:chain",
     f"{PIPELINE}_plan:pipelined",
@@ -22,12 +22,10 @@ pipelined_step = module_property(
     options={
         "takes_mean": (True, False),
         "infers": (False, True),
-        "schedule": (
-            "GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV",
-        ),
+        "schedule": ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"),
     },
     optimizer="equivtest.programs.examples.mixture:sgd",
     step=f"{PIPELINE}_plan:scheduled",
-    world_sizes=(2, 3, 4),
+    world_sizes=(2, 4),
     conclusive_dtypes=("float32", "float64"),
-)  # fmt: skip
+)

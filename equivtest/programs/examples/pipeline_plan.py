@@ -17,7 +17,7 @@ from equivtest.programs.examples.pipeline import Chain
 NUM_MICRO_BATCHES = 8
 ONE_STAGE = ("GPipe", "1F1B")
 """Schedules in which each rank has one stage. In all other schedules each rank has two stages."""
-BACK_AND_FORTH = ("ZBVZeroBubble", "DualPipeV")
+BACK_AND_FORTH = ("ZBVZeroBubble",)
 """Schedules in which the first rank has the first stage and the last stage."""
 
 
