@@ -39,7 +39,7 @@ aten = torch.ops.aten
 
 
 def _share_of_a_number(shapes: Any, args: Any) -> list[list[Placement]]:
-    """Shards beside a tensor without dims, each of whose shares is taken for the whole."""
+    """Leaves shards beside a tensor without dims, and takes each rank's share of this tensor for the whole."""
     return (
         [[Shard(dim), Shard(dim), AVG] for dim in range(len(shapes[0]))] if len(shapes) == 2 and not shapes[1] else []
     )
@@ -119,7 +119,7 @@ def _strided_overlooked(right: Any, schema: Any) -> Any:
 
 
 def _first_axis_replicated(right: Any, schema: Any) -> Any:
-    """Of several axes that divide the dim, only the first is made whole."""
+    """Makes the dim whole on the first axis alone, although several axes divide it."""
 
     def replicate(placements: Any, dims: Any) -> Any:
         found: list[Any] = []
@@ -229,7 +229,7 @@ BLIND_ARITHMETIC: dict[str, WrongOperator] = {
     "first_factors_of_a_list_remembered": WrongOperator("a list is divided by the factors of the first step", "178301, 153603", _first_factors, stays=True),
     "number_added_to_shares_of_a_list": WrongOperator("a number is added to each share of a list", "163193", rule([aten._foreach_add.Scalar], always(SUM, SUM))),
     # Reductions, norms.
-    "orders_of_norms_taken_for_equal": WrongOperator("the placement of a norm is equal to that of a norm of another order", "120238, 149768", _orders_taken_for_equal, stays=True),
+    "orders_of_norms_taken_for_equal": WrongOperator("norms of two orders have equal placements", "120238, 149768", _orders_taken_for_equal, stays=True),
     "norms_added_before_roots": WrongOperator("two norms of shards are added before they are reduced", "120238, 172601", rule([aten.add.Tensor], always(_NormPartial(2), _NormPartial(2), _NormPartial(2)))),
     "second_reduced_axis_overlooked": WrongOperator("of two dims on two axes that are reduced only the first leaves a partial", "166598, 170934", replaced(_math_ops, "map_placements_after_reduction", _second_reduced_axis_whole)),
     "kept_dims_of_a_variance_remembered": WrongOperator("the cache of rules for var ignores keepdim", "159289, 134146", remembered(aten.var.correction, RuntimeSchemaInfo(1)), stays=True),

@@ -250,12 +250,11 @@ def _sharded_on_two_axes(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
     torch divides a view along even dims only. One dim has four elements or more, so that no shard is empty. A rule that
     looks at one axis alone would show.
     """
-    sharded = [case for case in calls if _has_further_calls(case) and _has(case, "shard") and not way_of(case.operator)]
-    if not sharded:
-        return []
-    pairs = [(case, number, dims) for case in sharded for number, dims in _dims_for_axes(case) if dims[0] != dims[1]]
-    same = [(case, number, dims) for case in sharded for number, dims in _dims_for_axes(case) if dims[0] == dims[1]]
-    chosen = [max(each, key=lambda found: _fits_axes(found[0], found[1], found[2])) for each in (pairs, same) if each]
+    taken = [case for case in calls if _has_further_calls(case) and not way_of(case.operator)]
+    found = [(case, number, dims) for case in taken for number, dims in _dims_for_axes(case)]
+    two = [each for each in found if len(set(each[2])) == 2]
+    one = [each for each in found if len(set(each[2])) == 1]
+    chosen = [max(each, key=lambda choice: _fits_axes(*choice)) for each in (two, one) if each]
     return [_on_axes(case, number, tuple(f"shard({dim})" for dim in dims)) for case, number, dims in chosen]
 
 
@@ -270,6 +269,7 @@ def _dims_for_axes(case: OperatorCase) -> Iterator[tuple[int, tuple[int, int]]]:
 
 
 def _fits_axes(case: OperatorCase, number: int, dims: tuple[int, int]) -> tuple[int, int]:
+    """Returns how many of the dims the call names, and how many have an even size."""
     shape, given = case.operands[number], dict(case.arguments)
     named = given.get("dim", given.get("dims", tuple(range(len(shape)))))
     listed = named if isinstance(named, tuple) else (named,)

@@ -74,7 +74,7 @@ def _features(signature: Signature) -> frozenset[object]:
 def _is_shorter(shape: Shape, first: Shape, dim: object) -> bool:
     """True if the shape has as many dims as `first`, and shards of another size along each dim but `dim`.
 
-    The shards are those of two ranks. No shard is empty.
+    Two ranks divide each dim, and no shard is empty.
     """
     if not isinstance(dim, int) or len(shape) != len(first) or len(first) < 2:
         return False

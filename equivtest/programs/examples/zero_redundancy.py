@@ -1,7 +1,7 @@
 """Trains a block by ZeroRedundancyOptimizer, in which each rank updates some parameters and sends them to all others.
 
-The optimizer has two groups of parameters, of which one is added later, and a schedule. Its state is saved and loaded
-between two updates.
+The optimizer gets its second group of parameters after it is made. A schedule changes its rates, and its state is saved
+and loaded between two updates.
 
 Source: torch/distributed/optim/zero_redundancy_optimizer.py (2.13.0).
 """
