@@ -76,7 +76,7 @@ def audit(
             if case not in tried:
                 tried.add(case)
                 running.audit_case(case)
-        if not running.found.shows_nothing:
+        if not running.found.problem:
             break
     running.found.seconds = time.monotonic() - started_s
     return running.found

@@ -78,6 +78,13 @@ def test_audit_draws_more_cases_if_no_claim_failed_in_the_first(pool: Pool) -> N
 
 
 @pytest.mark.ranks
+def test_audit_draws_more_cases_if_the_first_called_no_collective(pool: Pool) -> None:
+    found = audit(of_fetch("with_collectives_for_many_parameters"), pool, KnownFailures(), (2,), limits.DTYPES)
+
+    assert found.cases > limits.AUDIT_CASES and found.problem == ""
+
+
+@pytest.mark.ranks
 def test_second_round_of_an_audit_has_its_own_visits_and_repeats_no_case(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

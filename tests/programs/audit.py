@@ -34,6 +34,11 @@ def without_collectives(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict
     return found
 
 
+def with_collectives_for_many_parameters(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """A right fetch, which needs no collective in most cases."""
+    return dict((zero3_fetch_all_gather if len(case.parameters) > 3 else without_collectives)(case, mesh, given))
+
+
 def with_an_idle_collective(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
     """The same, with an all_reduce whose sum is never used."""
     dist.all_reduce(torch.ones(1), group=mesh.get_group())
