@@ -145,3 +145,16 @@ def choose_device(backend: Backend, rank: int) -> torch.device:
     index = rank % module.device_count()
     module.set_device(index)
     return torch.device(backend.device, index)
+
+
+def use_full_precision() -> None:
+    """Makes CUDA's matrix products and convolutions as exact as the bounds assume.
+
+    By default, CUDA may round the partial sums of a product to its 16-bit dtype, and may round the operands of a
+    float32 convolution to TF32.  Source: "Numerical Accuracy" and "CUDA semantics" of torch's notes (2.13.0).
+    """
+    import torch
+
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cudnn.allow_tf32 = False
