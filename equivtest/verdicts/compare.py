@@ -92,7 +92,8 @@ def _judge_run(subject: str, case: Case, replies: Sequence[Reply], claim: Claim)
     return None if cause is None else (Judgement(cause.outcome), _tell(case, cause, replies))
 
 
-def _judge_refusal(case: Case, replies: Sequence[Reply]) -> tuple[Judgement, str]:
+def _judge_refusal(case: Case, found: Sequence[Reply]) -> tuple[Judgement, str]:
+    replies = [_as_raised(reply) for reply in found]
     gone = _cause([reply for reply in replies if reply.outcome in ("lost", "timed_out", *UNABLE)])
     if gone is not None:  # even if its peers raised: no rank may hang
         return Judgement(gone.outcome), _tell(case, gone, replies)
@@ -104,6 +105,17 @@ def _judge_refusal(case: Case, replies: Sequence[Reply]) -> tuple[Judgement, str
         if reply.outcome != "raised" or reply.error_type != right
     )
     return Judgement("not_refused" if wrong else "holds", wrong), _tell(case, cause, replies) if cause and wrong else ""
+
+
+def _as_raised(reply: Reply) -> Reply:
+    """Returns the reply of a rank that a failed assertion of a CUDA kernel ended, as if the rank had raised the error.
+
+    A kernel refuses an index outside of its limit by an assertion. Either the next call raises the error, or the
+    watchdog of NCCL's group sees it first and ends the process.  Source: Watchdog::run of c10d/ProcessGroupNCCL.cpp,
+    and AcceleratorError of torch/_C/__init__.pyi (2.13.0).
+    """
+    is_refusal = reply.outcome == "lost" and "CUDA error: device-side assert triggered" in reply.detail
+    return replace(reply, outcome="raised", error_type="AcceleratorError") if is_refusal else reply
 
 
 def _cause(replies: Sequence[Reply]) -> Reply | None:

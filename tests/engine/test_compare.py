@@ -180,6 +180,14 @@ def test_refusal_claim_fails_if_ranks_are_lost_or_hang(outcome: Outcome) -> None
     assert (verdict.kind, verdict.claim) == (outcome, "refuses") and "why" in verdict.detail
 
 
+@pytest.mark.parametrize(("said", "kind"), [("device-side assert triggered", "holds"), ("an illegal address", "lost")])
+def test_rank_that_a_failed_assertion_of_a_kernel_ended_has_refused(said: str, kind: str) -> None:
+    raised_first = raised(0, "AcceleratorError", said)
+    lost = Reply(rank=1, outcome="lost", detail=f"killed by SIGABRT\nits output:\nCUDA error: {said}", at_s=5.0)
+
+    assert refusals(raised_first, lost, replace(raised_first, rank=2)).kind == kind
+
+
 @pytest.mark.parametrize("outcome", ["timed_out", "lost"])
 def test_verdict_describes_a_lost_rank_before_the_refusals_of_its_peers(outcome: Outcome) -> None:
     verdict = refusals(Reply(rank=1, outcome=outcome, detail="stack 1", at_s=5.0))
