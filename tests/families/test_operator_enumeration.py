@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from equivtest.base.profiles import PROFILES, plan_enumeration
 from equivtest.cases.case import from_code
 from equivtest.cases.values import draw
 from equivtest.errors import Misuse
-from equivtest.families.operators import strategy_calls
+from equivtest.families.operators import case_samples, strategy_calls
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.case_samples import LEFT_OUT, ROWS, UNDECIDED, run_form
 from equivtest.families.operators.case_table import HAND_WRITTEN, LISTS, OPERATORS
@@ -45,6 +46,16 @@ LOSSES = ("nn.functional.mse_loss", "nn.functional.smooth_l1_loss", "nn.function
 
 def calls(name: str, depth: int = 1) -> tuple[OperatorCase, ...]:
     return calls_of_operator(name, 2, "float32", depth)
+
+
+def test_operator_that_the_installed_torch_lacks_has_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    new = "nn.functional.linear_cross_entropy"
+    assert new in OPERATORS
+
+    monkeypatch.delattr(torch.nn.functional, "linear_cross_entropy")
+    rows, _, _ = case_samples._read()
+
+    assert {row.name for row in ROWS} - {row.name for row in rows} == {new}
 
 
 @pytest.mark.parametrize("name", [*LOSSES, "add", "lerp", "nn.functional.cosine_similarity"])

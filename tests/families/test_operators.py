@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from equivtest.base import limits
 from equivtest.cases.case import from_code
 from equivtest.cases.values import draw
-from equivtest.errors import Misuse
+from equivtest.errors import Misuse, NotSupported
 from equivtest.families.operators import strategy
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.case_table import HAND_WRITTEN, run, signatures_of
@@ -28,7 +29,7 @@ from equivtest.families.operators.known import (
 )
 from equivtest.families.operators.oracle import expect_operators, judged_how
 from equivtest.families.operators.strategy import operator_cases
-from equivtest.families.operators.subject import REFUSALS
+from equivtest.families.operators.subject import REFUSALS, told
 from equivtest.layout import Layout, Replicate, Shard
 from equivtest.oracle import expect, expect_held
 from equivtest.oracle.running import RunningError
@@ -50,6 +51,14 @@ def test_first_dim_of_a_convolutions_input_is_its_batch_only_if_it_has_as_many_d
     )  # fmt: skip
 
     assert convolves_as_held(case) == is_wrong
+
+
+@pytest.mark.parametrize(("device", "kind"), [("cuda", NotSupported), ("cpu", NotImplementedError)])
+def test_device_without_a_kernel_for_the_dtype_does_not_support_the_call(device: str, kind: type[Exception]) -> None:
+    mesh: Any = SimpleNamespace(device_type=device, ndim=1)
+
+    with pytest.raises(kind, match="not implemented for 'BFloat16'"):
+        told(NotImplementedError("\"angle_cuda\" not implemented for 'BFloat16'"), mesh)
 
 
 def test_known_failure_of_a_partial_maximum_covers_each_tensor_of_a_list() -> None:

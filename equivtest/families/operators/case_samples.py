@@ -46,8 +46,7 @@ def function_of(operator: str) -> Callable[..., Any] | None:
 
 def run_form(name: str, call: str, operands: Sequence[Any]) -> tuple[Any, ...]:
     """Calls an operator of the table. `call` is the text of a form: see the module's docstring."""
-    way = way_of(name)
-    operator = name.removesuffix(f" {way}") if way else name
+    way, operator = way_of(name), _operator_of(name)
     positional, named = _arguments(call, tuple(operands))
     if way == IN_PLACE:
         x, *others = positional
@@ -69,6 +68,10 @@ def run_form(name: str, call: str, operands: Sequence[Any]) -> tuple[Any, ...]:
 def way_of(name: str) -> str:
     """Returns the way of calling that ends a name: `way_of("add in place") -> "in place"`. '' is a function."""
     return next((way for way in WAYS[1:] if name.endswith(f" {way}")), "")
+
+
+def _operator_of(name: str) -> str:
+    return name.removesuffix(f" {way_of(name)}") if way_of(name) else name
 
 
 def _arguments(call: str, operands: tuple[Any, ...]) -> tuple[list[Any], dict[str, Any]]:
@@ -116,7 +119,13 @@ def _read() -> tuple[tuple[Operator, ...], dict[str, str], dict[str, str]]:
             undecided[name_of(line[0], line[1])] = line[2]
         else:
             forms[name_of(line[0], line[1])].append(line[2:])
-    return tuple(_row(name, each) for name, each in forms.items()), left_out, undecided
+    here = {name: each for name, each in forms.items() if _is_in_torch(name)}
+    return tuple(_row(name, each) for name, each in here.items()), left_out, undecided
+
+
+def _is_in_torch(name: str) -> bool:
+    """True if this release of torch has the operator. Torch 2.11 has no `linear_cross_entropy`, for example."""
+    return function_of(_operator_of(name)) is not None
 
 
 ROWS, LEFT_OUT, UNDECIDED = _read()

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from equivtest.cases.subject import Answers, Given, dtensor_of, own_operand, placements_of
+from equivtest.errors import NotSupported
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.case_forms import Arguments
 from equivtest.families.operators.case_table import run
@@ -79,8 +80,15 @@ def run_operator(case: OperatorCase, mesh: DeviceMesh, given: Given, call: Call)
 
 
 def told(error: Exception, mesh: DeviceMesh) -> Placed:
-    """Returns DTensor's refusal as a tensor of bytes, which the harness compares. Raises any other error again."""
+    """Returns DTensor's refusal as a tensor of bytes, which the harness compares. Raises any other error again.
+
+    Raises:
+        NotSupported: the device has no kernel for the dtype. On the CPU this is an error, because the cases have only
+            dtypes for which the CPU has a kernel.
+    """
     text = str(error)
+    if mesh.device_type != "cpu" and isinstance(error, NotImplementedError) and "not implemented for" in text:
+        raise NotSupported(text) from error
     if not any(isinstance(error, kind) and words in text for kind, words in REFUSALS):
         raise error
     written = f"{type(error).__name__}: {text}".encode()[:200]
