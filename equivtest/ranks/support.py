@@ -20,7 +20,7 @@ refused: every rank raised the backend's own refusal.  Every other kind except '
 """
 
 _KIND_OF: dict[str, Kind] = {"timed_out": "hung", "lost": "died", "Wrong": "wrong"}
-_OUTCOME_OF: dict[Kind, Outcome] = {"hung": "timed_out", "died": "lost", "raised": "raised"}
+_OUTCOME_OF: dict[Kind, Outcome] = {"hung": "timed_out", "died": "lost"}
 _VERBS: dict[Kind, str] = {
     "works": "works",
     "refused": "is refused",
@@ -59,10 +59,6 @@ class Finding:
         return self.kind not in ("works", "refused")
 
     @property
-    def is_fatal(self) -> bool:
-        return self.kind in ("hung", "died") or (self.kind == "raised" and self.collective == next(iter(PROBES)))
-
-    @property
     def function(self) -> str:
         return function_of(self.collective)
 
@@ -99,11 +95,10 @@ class Support:
 
     @property
     def fatal(self) -> Finding | None:
-        """The finding of a probe after which no case of the dtype runs on this world size.
-
-        Such a probe hung or ended a rank, or is the first probe and raised, as on ranks that cannot reach each other.
+        """The finding of a probe that hung or ended a rank. After such a probe no case of the dtype runs on this world
+        size.
         """
-        return next((finding for finding in self.findings.values() if finding.is_fatal), None)
+        return next((finding for finding in self.findings.values() if finding.kind in _OUTCOME_OF), None)
 
     @property
     def unknown(self) -> list[str]:
@@ -133,10 +128,7 @@ class Support:
 def ended_by(finding: Finding, num_processes: int) -> list[Reply]:
     text = f"{NOT_RUN}: {finding}"
     outcome = _OUTCOME_OF[finding.kind]
-    return [
-        Reply(rank=rank, outcome=outcome, error_type="FailedProbe", error_text=text, detail=text)
-        for rank in range(num_processes)
-    ]
+    return [Reply(rank=rank, outcome=outcome, error_text=text, detail=text) for rank in range(num_processes)]
 
 
 def as_supported(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:

@@ -85,11 +85,6 @@ class RaisesAttribute(Planted):
         raise AttributeError("'Planted' object has no attribute 'stream'")
 
 
-class RaisesAlways(Planted):
-    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
-        raise RuntimeError("Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 60")
-
-
 class DropsRank(Planted):
     """Loses the last rank's operand, in float16 only."""
 

@@ -281,16 +281,6 @@ def test_cases_are_not_run_after_the_probe_of_a_collective_hangs(
 
 
 @pytest.mark.ranks
-def test_cases_are_not_run_if_the_first_probe_of_the_dtype_raises(planted: Callable[[str], Pool]) -> None:
-    pool = planted("raises_always")
-    replies = pool.run("rowwise_linear", LINEAR)
-
-    assert [reply.outcome for reply in replies] == ["raised"] * LINEAR.world_size
-    assert "was not run: all_reduce of bfloat16 on 2 ranks raises: rank 0: RuntimeError: Dupl" in replies[0].error_text
-    assert [fault.collective for fault in pool.faults] == ["all_reduce"]
-
-
-@pytest.mark.ranks
 def test_probe_on_many_ranks_gets_a_longer_time_limit(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     given_s = {}
 
