@@ -343,10 +343,10 @@ def answer(case: CollectivesCase, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
     return {name: placed.local for name, placed in collectives(case, mesh, draw(case, 0)).items()}
 
 
-def test_on_many_ranks_a_case_has_one_draw_and_a_slow_collective_few_elements() -> None:
+def test_on_many_ranks_a_case_has_one_draw_and_size_and_a_slow_collective_few_elements() -> None:
     largest: dict[bool, set[int]] = {True: set(), False: set()}
     for case in drawn(collectives_cases(Space((64,), limits.DTYPES)), 200):
-        assert len(case.values) == 1
+        assert (len(case.values), len(case.numels), case.repeats) == (1, 1, False)
         largest[any(CALLS[name].function == "reduce_scatter" for name in case.collectives)].add(max(case.numels))
 
     assert max(largest[True]) == 3 and max(largest[False]) > 1000

@@ -44,9 +44,9 @@ def collectives_cases(draw: Draw, space: Space) -> CollectivesCase:
     collectives, numels = _pick_collectives(draw, stride), _pick_numels(draw)
     run = pick_run(draw, world_size, COLLECTIVE_MODES, records=())
     if world_size > limits.MANY_RANKS:  # each collective with a root is called with as many roots
-        run |= {"values": run["values"][:1]}
-        if any(CALLS[name].function == SLOW for name in collectives):
-            numels = tuple(dict.fromkeys(min(numel, LARGEST_OF_SLOW) for numel in numels))
+        run |= {"values": run["values"][:1], "repeats": False}
+        is_slow = any(CALLS[name].function == SLOW for name in collectives)
+        numels = (min(numels[0], LARGEST_OF_SLOW) if is_slow else numels[0],)
     return CollectivesCase(
         world_size=world_size,
         dtype=pick(draw, "dtype", space.dtypes),
