@@ -144,6 +144,8 @@ def choose_device(backend: Backend, rank: int) -> torch.device:
     module = torch.get_device_module(backend.device)
     index = rank % module.device_count()
     module.set_device(index)
+    if backend.device == "cuda":
+        use_full_precision()
     return torch.device(backend.device, index)
 
 

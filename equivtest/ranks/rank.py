@@ -21,7 +21,7 @@ from equivtest.base.refusal import is_missing
 from equivtest.base.users_code import files_imported_first, imported_after, users_files
 from equivtest.cases.case import Case, from_data
 from equivtest.errors import Misuse, NotSupported, Unsupported
-from equivtest.ranks.backend import Backend, choose_device, use_full_precision
+from equivtest.ranks.backend import Backend, choose_device
 from equivtest.ranks.channel import Channel
 from equivtest.ranks.failure import describe_exception, in_one_line
 from equivtest.ranks.gloo import let_senders_finish, use_few_workers
@@ -121,7 +121,6 @@ class Rank:
         for module in start.backend.imports:
             importlib.import_module(module)
         self._device = choose_device(start.backend, start.local_rank)
-        use_full_precision()
         use_few_workers()
         let_senders_finish()
         dist.init_process_group(

@@ -226,13 +226,6 @@ def counts_defaults(case: PlainCase) -> torch.Tensor:
     return torch.tensor([len(functions), len(groups)])
 
 
-def says_precision(case: PlainCase) -> None:
-    """Raises with what CUDA may round on the way: sums of bfloat16 and of float16, operands of convolutions."""
-    matmul = torch.backends.cuda.matmul
-    allowed = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
-    raise ValueError(f"{allowed} {torch.backends.cudnn.allow_tf32}")
-
-
 def says_main(case: PlainCase) -> None:
     """Raises with the path of the script that the rank takes for the parent's."""
     main = sys.modules["__main__"]

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+import torch
 
 from equivtest.cases.case import Case
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.families.zero3.fetch.case import FetchCase
-from equivtest.ranks.backend import Backend
+from equivtest.ranks.backend import Backend, use_full_precision
 from equivtest.ranks.pool import Pool
 from equivtest.verdicts.judging import check
 from equivtest.verdicts.verdict import ValueMismatch
@@ -27,6 +28,20 @@ FETCH = FetchCase(world_size=2, parameters=((5,),), requires_grad=(True,), colle
 def wrapper(pool: Pool) -> Iterator[Pool]:
     with Pool(BACKEND, beside=pool) as wrapped:
         yield wrapped
+
+
+def test_ranks_on_cuda_switch_off_sums_in_16_bits_and_tf32() -> None:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
+    tf32 = cudnn.allow_tf32
+    try:
+        use_full_precision()
+        after = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
+        assert (before, tf32) == ((True, True), True)
+        assert (after, cudnn.allow_tf32) == ((False, False), False)
+    finally:
+        matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction = before
+        cudnn.allow_tf32 = tf32
 
 
 @pytest.mark.parametrize(

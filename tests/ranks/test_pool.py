@@ -142,10 +142,6 @@ def test_reply_names_the_line_that_raised_system_exit(pool: Pool) -> None:
     assert "in raises_system_exit" in cause.detail
 
 
-def test_ranks_let_cuda_round_nothing_on_the_way(pool: Pool) -> None:
-    assert blamed(pool.run("says_precision", TWO)).error_text == "(False, False) False"
-
-
 def test_message_on_a_lost_rank_has_its_output_and_stack(pool: Pool) -> None:
     assert "last words" in blamed(pool.run("exits_3", TWO)).detail
     assert "in crashes" in blamed(pool.run("crashes", TWO)).detail
