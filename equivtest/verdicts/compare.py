@@ -17,6 +17,7 @@ UNABLE = ("not_supported", "declined")
 """Outcomes after which a case is neither right nor wrong: the backend or the program does not support it."""
 
 TRACEBACK = "Traceback (most recent call last):"
+ASSERTION = "CUDA error: device-side assert triggered"
 
 
 def compare(
@@ -108,14 +109,15 @@ def _judge_refusal(case: Case, found: Sequence[Reply]) -> tuple[Judgement, str]:
 
 
 def _as_raised(reply: Reply) -> Reply:
-    """Returns the reply of a rank that a failed assertion of a CUDA kernel ended, as if the rank had raised the error.
+    """Returns the reply of a rank that NCCL's watchdog ended after a failed assertion, as if the rank had raised it.
 
-    A kernel refuses an index outside of its limit by an assertion. Either the next call raises the error, or the
-    watchdog of NCCL's group sees it first and ends the process.  Source: Watchdog::run of c10d/ProcessGroupNCCL.cpp,
-    and AcceleratorError of torch/_C/__init__.pyi (2.13.0).
+    A kernel of CUDA refuses an index outside of its limit by an assertion. Either the next call raises the error, or
+    the watchdog of NCCL's group sees it first and ends the process.  Source: Watchdog::run of
+    c10d/ProcessGroupNCCL.cpp, and AcceleratorError of torch/_C/__init__.pyi (2.13.0).
     """
-    is_refusal = reply.outcome == "lost" and "CUDA error: device-side assert triggered" in reply.detail
-    return replace(reply, outcome="raised", error_type="AcceleratorError") if is_refusal else reply
+    if reply.outcome == "lost" and f"watchdog thread terminated with exception: {ASSERTION}" in reply.detail:
+        return replace(reply, outcome="raised", error_type="AcceleratorError", error_text=ASSERTION)
+    return reply
 
 
 def _cause(replies: Sequence[Reply]) -> Reply | None:

@@ -180,10 +180,17 @@ def test_refusal_claim_fails_if_ranks_are_lost_or_hang(outcome: Outcome) -> None
     assert (verdict.kind, verdict.claim) == (outcome, "refuses") and "why" in verdict.detail
 
 
-@pytest.mark.parametrize(("said", "kind"), [("device-side assert triggered", "holds"), ("an illegal address", "lost")])
-def test_rank_that_a_failed_assertion_of_a_kernel_ended_has_refused(said: str, kind: str) -> None:
-    raised_first = raised(0, "AcceleratorError", said)
-    lost = Reply(rank=1, outcome="lost", detail=f"killed by SIGABRT\nits output:\nCUDA error: {said}", at_s=5.0)
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("thread terminated with exception: CUDA error: device-side assert triggered", "holds"),
+        ("thread terminated with exception: CUDA error: an illegal memory access was encountered", "lost"),
+        ("CUDA error: device-side assert triggered", "lost"),
+    ],
+)
+def test_rank_that_the_watchdog_ended_after_a_failed_assertion_has_refused(said: str, kind: str) -> None:
+    raised_first = raised(0, "AcceleratorError", "CUDA error: device-side assert triggered")
+    lost = Reply(rank=1, outcome="lost", detail=f"killed by SIGABRT\nits output:\nProcess group watchdog {said}")
 
     assert refusals(raised_first, lost, replace(raised_first, rank=2)).kind == kind
 
