@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +29,7 @@ from equivtest.families.operators.known import (
 )
 from equivtest.families.operators.oracle import expect_operators, judged_how
 from equivtest.families.operators.strategy import operator_cases
-from equivtest.families.operators.subject import REFUSALS, told
+from equivtest.families.operators.subject import REFUSALS, require_kernel
 from equivtest.layout import Layout, Replicate, Shard
 from equivtest.oracle import expect, expect_held
 from equivtest.oracle.running import RunningError
@@ -53,12 +53,20 @@ def test_first_dim_of_a_convolutions_input_is_its_batch_only_if_it_has_as_many_d
     assert convolves_as_held(case) == is_wrong
 
 
-@pytest.mark.parametrize(("device", "kind"), [("cuda", NotSupported), ("cpu", NotImplementedError)])
-def test_device_without_a_kernel_for_the_dtype_does_not_support_the_call(device: str, kind: type[Exception]) -> None:
-    mesh: Any = SimpleNamespace(device_type=device, ndim=1)
+def test_call_is_declined_only_if_plain_tensors_have_no_kernel_for_the_dtype_either() -> None:
+    error = NotImplementedError("\"angle_cuda\" not implemented for 'BFloat16'")
 
-    with pytest.raises(kind, match="not implemented for 'BFloat16'"):
-        told(NotImplementedError("\"angle_cuda\" not implemented for 'BFloat16'"), mesh)
+    def raises(text: str) -> Callable[[], None]:
+        def call() -> None:
+            raise NotImplementedError(text)
+
+        return call
+
+    require_kernel(error, lambda: None)
+    require_kernel(error, raises("another"))
+    require_kernel(NotImplementedError("no strategy"), raises("no strategy"))
+    with pytest.raises(NotSupported, match="not implemented for 'BFloat16'"):
+        require_kernel(error, raises(str(error)))
 
 
 def test_known_failure_of_a_partial_maximum_covers_each_tensor_of_a_list() -> None:

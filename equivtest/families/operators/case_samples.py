@@ -51,7 +51,7 @@ def run_form(name: str, call: str, operands: Sequence[Any]) -> tuple[Any, ...]:
     if way == IN_PLACE:
         x, *others = positional
         copied = x.mul(1)
-        getattr(copied, f"{operator.rpartition('.')[2]}_")(*others, **named)
+        getattr(copied, _method_of(operator))(*others, **named)
         return (copied,)
     function = function_of(operator)
     assert function is not None
@@ -72,6 +72,11 @@ def way_of(name: str) -> str:
 
 def _operator_of(name: str) -> str:
     return name.removesuffix(f" {way_of(name)}") if way_of(name) else name
+
+
+def _method_of(operator: str) -> str:
+    """Returns the name of the method that writes to its first operand: `_method_of("special.expit") -> "expit_"`."""
+    return f"{operator.rpartition('.')[2]}_"
 
 
 def _arguments(call: str, operands: tuple[Any, ...]) -> tuple[list[Any], dict[str, Any]]:
@@ -120,12 +125,14 @@ def _read() -> tuple[tuple[Operator, ...], dict[str, str], dict[str, str]]:
         else:
             forms[name_of(line[0], line[1])].append(line[2:])
     here = {name: each for name, each in forms.items() if _is_in_torch(name)}
-    return tuple(_row(name, each) for name, each in here.items()), left_out, undecided
+    here_undecided = {name: why for name, why in undecided.items() if _is_in_torch(name)}
+    return tuple(_row(name, each) for name, each in here.items()), left_out, here_undecided
 
 
 def _is_in_torch(name: str) -> bool:
     """True if this release of torch has the operator. Torch 2.11 has no `linear_cross_entropy`, for example."""
-    return function_of(_operator_of(name)) is not None
+    operator = _operator_of(name)
+    return function_of(_method_of(operator) if way_of(name) == IN_PLACE else operator) is not None
 
 
 ROWS, LEFT_OUT, UNDECIDED = _read()

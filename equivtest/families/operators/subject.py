@@ -63,6 +63,7 @@ def run_operator(case: OperatorCase, mesh: DeviceMesh, given: Given, call: Call)
     try:
         results = call(case, operands, case.arguments)
     except Exception as error:
+        require_kernel(error, lambda: call(case, tuple(each.to_local() for each in operands), case.arguments))
         return {"refused": told(error, mesh)}
     answers: Answers = {f"output.{number}": in_known_words(result) for number, result in enumerate(results)}
     pairs = [
@@ -79,16 +80,27 @@ def run_operator(case: OperatorCase, mesh: DeviceMesh, given: Given, call: Call)
     return answers | {f"grad.operand.{number}": in_known_words(operands[number].grad) for number in case.graded()}
 
 
-def told(error: Exception, mesh: DeviceMesh) -> Placed:
-    """Returns DTensor's refusal as a tensor of bytes, which the harness compares. Raises any other error again.
+def require_kernel(error: Exception, call_plain: Callable[[], Any]) -> None:
+    """Declines the case if the device has no kernel for the dtype, as a call on plain tensors shows.
+
+    Args:
+        error: What the call on DTensors raised.
 
     Raises:
-        NotSupported: the device has no kernel for the dtype. On the CPU this is an error, because the cases have only
-            dtypes for which the CPU has a kernel.
+        NotSupported: the call on plain tensors raises the same error.
     """
+    if not isinstance(error, NotImplementedError) or "not implemented for" not in str(error):
+        return
+    try:
+        call_plain()
+    except NotImplementedError as plain:
+        if str(plain) == str(error):
+            raise NotSupported(str(error)) from error
+
+
+def told(error: Exception, mesh: DeviceMesh) -> Placed:
+    """Returns DTensor's refusal as a tensor of bytes, which the harness compares. Raises any other error again."""
     text = str(error)
-    if mesh.device_type != "cpu" and isinstance(error, NotImplementedError) and "not implemented for" in text:
-        raise NotSupported(text) from error
     if not any(isinstance(error, kind) and words in text for kind, words in REFUSALS):
         raise error
     written = f"{type(error).__name__}: {text}".encode()[:200]
