@@ -76,7 +76,7 @@ BROKEN_RUNS = 5  # runs of one search without answers before the search ends ear
 
 # Audits.
 AUDIT_CASES = 4  # of each world size that an audit draws; within a run it ends once it has seen every collective
-AUDIT_LAST_CASES = 16  # of each world size, if AUDIT_CASES of each showed no collective, or no claim rejected a fault
+AUDIT_LAST_CASES = 16  # of each world size, if AUDIT_CASES of each showed nothing
 AUDIT_VISITS = 40  # with a spoiled collective in an audit within a run; `equivtest audit` has no such limit
 AUDIT_CALLS = 6  # of one kind, in one phase and group of one visit, that an audit spoils: first, last, of each size
 

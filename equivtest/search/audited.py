@@ -76,10 +76,6 @@ class Audit:
         return list(dict.fromkeys(site for (site, fault), count in found if count and fault in decisive(site.kind)))
 
     @property
-    def shows_nothing(self) -> bool:
-        return bool(self.rows) and not self.seen
-
-    @property
     def waits(self) -> str:
         """The reason why the audit waits until the property holds, or '' if the property held in some case."""
         if self.cases or not self.left_out:
@@ -107,7 +103,7 @@ class Audit:
                 "that the module has and that its library found the process group; if no collective is needed, "
                 "say why: without_collectives='...' of Judge or of Property"
             )
-        if not self.shows_nothing:
+        if self.seen:
             return ""
         sites = ", ".join(map(str, self.sites))
         return (
