@@ -26,6 +26,7 @@ from equivtest.families.operators.known import (
     leaves_nothing_to_reduce,
     masks_ids_twice,
     repeats_uneven_rows,
+    shards_index_otherwise,
 )
 from equivtest.families.operators.oracle import expect_operators, judged_how
 from equivtest.families.operators.strategy import operator_cases
@@ -67,6 +68,22 @@ def test_call_is_declined_only_if_plain_tensors_have_no_kernel_for_the_dtype_eit
     require_kernel(NotImplementedError("no strategy"), raises("no strategy"))
     with pytest.raises(NotSupported, match="not implemented for 'BFloat16'"):
         require_kernel(error, raises(str(error)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "placement", "is_wrong"),
+    [(2, "shard(1)", 1), (2, "partial(max)", 1), (2, "shard(0)", 0), (2, "replicate", 0), (1, "shard(1)", 0)],
+)
+def test_gather_by_a_shorter_index_is_known_to_fail_along_a_sharded_dim_that_is_not_indexed(
+    rows: int, placement: str, is_wrong: int
+) -> None:
+    """Three columns lie as 2 and 1, so two columns of the index, as 1 and 1, begin elsewhere on the second rank."""
+    case = OperatorCase(
+        world_size=2, operator="gather", operands=((2, 3), (2, rows)), arguments=(("dim", 0),),
+        placements=((placement,), ("replicate",)),
+    )  # fmt: skip
+
+    assert shards_index_otherwise(case) == is_wrong
 
 
 def test_known_failure_of_a_partial_maximum_covers_each_tensor_of_a_list() -> None:

@@ -51,6 +51,30 @@ def has_shorter_index(case: OperatorCase) -> bool:
     return any(index < size for dim, (size, index) in pairs if dim != front)
 
 
+def shards_index_otherwise(case: OperatorCase) -> bool:
+    """True if `has_shorter_index`, and some rank's rows of the index begin elsewhere than its rows of the operand.
+
+    The rows are those of each dim that an operand shards and that is not indexed. torch can shard a partial operand
+    along any such dim.
+    """
+    if not has_shorter_index(case):
+        return False
+    front = case.dim % len(case.operands[0]) if isinstance(case.dim, int) else None
+    return any(
+        _begins_elsewhere(case.operands[-1][dim], case.operands[0][dim], num_ranks)
+        for texts in case.placements
+        for text, num_ranks in zip(texts, case.mesh_shape, strict=True)
+        for dim in range(len(case.operands[0]))
+        if dim != front and (text.startswith("partial") or parse_placement(text) == Shard(dim))
+    )
+
+
+def _begins_elsewhere(size: int, other: int, num_ranks: int) -> bool:
+    """True if some rank has rows of `size`, and its rows of `other` begin at another row."""
+    bounds = [(shard_bounds(size, num_ranks, rank), shard_bounds(other, num_ranks, rank)) for rank in range(num_ranks)]
+    return any(start < stop and start != first for (start, stop), (first, _) in bounds)
+
+
 def changes_shape(case: OperatorCase) -> bool:
     return bool(case.results) and case.results[0].shape != case.operands[0]
 
