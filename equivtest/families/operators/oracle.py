@@ -20,6 +20,7 @@ import torch
 from equivtest.cases.values import draw
 from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, OperatorCase
 from equivtest.families.operators.case_operator import DISTINCT, FLOATS
+from equivtest.families.operators.case_samples import way_of
 from equivtest.families.operators.case_table import LISTS
 from equivtest.layout import Layout
 from equivtest.oracle import expect, expect_held
@@ -109,11 +110,13 @@ def _dtypes_of(case: OperatorCase) -> dict[str, str]:
 def _flags_of(case: OperatorCase) -> dict[str, bool]:
     """Returns whether each result must require a gradient.
 
-    Every result of a list requires one if some tensor of the list does, as in torch (2.13.0). Leaves out results for
-    which torch sets requires_grad although the results have no gradient: the sign of `slogdet`, mean and rstd of
-    `native_group_norm`, and norms of order 0. A wrong flag of these results is not noticed.
+    Every result of a list requires one if some tensor of the list does, unless the list is written in place, as in
+    torch (2.13.0). Leaves out results for which torch sets requires_grad although the results have no gradient: the
+    sign of `slogdet`, mean and rstd of `native_group_norm`, and norms of order 0. A wrong flag of these results is not
+    noticed.
     """
-    any_has_one = case.operator in LISTS and any(map(case.has_gradient, case.results))
+    is_new_list = case.operator in LISTS and not way_of(case.operator)
+    any_has_one = is_new_list and any(map(case.has_gradient, case.results))
     return {
         f"output.{number}": any_has_one or case.has_gradient(result)
         for number, result in enumerate(case.results)

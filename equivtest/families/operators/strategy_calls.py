@@ -25,7 +25,8 @@ show.
 Three more calls of an operator are on the second axis of a mesh, on two of three processes, and on three ranks. All
 elementwise operators share one rule in torch, so an elementwise operator has these calls only if it is in `PROMOTING`.
 Three more calls repeat earlier calls with other arguments, two repeat one with fewer gradients, and two calls have a
-shape that no other call has. One operator of each kind also has calls on a mesh of 2 x 2 ranks.
+shape that no other call has. On a mesh of 2 x 2 ranks, most operators have two calls with an operand that is sharded on
+both axes, and one operator of each kind also has calls with partial operands.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ from equivtest.property import Enumeration, Space
 T = TypeVar("T")
 
 REDUCTIONS = ("partial(sum)", "partial(avg)", "partial(max)", "partial(min)")
-"""Partial placements. At depth 1 an operand after the first has no averages and no minima."""
+"""Partial placements. At depth 1 an operand after the first has no averages and no minima, unless the operand is
+broadcast and the operator is in `PROMOTING`."""
 SLOW_IF_SHARDED = frozenset({"_batch_norm_with_update", "nn.functional.batch_norm", "nn.functional.instance_norm"})
 """Operators that are called only on replicated operands, because other placements take longer than a minute.
 
@@ -76,7 +78,7 @@ OF_THE_WORLD = frozenset({"equal"})
 OF_EACH_KIND = (
     "mul", "relu", "add", "sum", "mean", "transpose", "mm", "softmax", "cumsum", "select", "cat", "mul in place",
 )  # fmt: skip
-"""One operator of each kind. On four ranks a gate has calls of these operators alone."""
+"""One operator of each kind. On four ranks a gate has calls of these operators with partial operands."""
 
 PROMOTING = frozenset(
     {
@@ -167,7 +169,7 @@ def _again(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
         earlier = [case for case in calls if _has(case, word) and case.operator not in SLOW_IF_SHARDED | CONVOLUTIONS]
         if earlier:
             found += _with_other_arguments(max(earlier, key=lambda case: len(case.operands[0])))[:num]
-    return [case for case in found if case not in calls]
+    return [case for case in dict.fromkeys(found) if case not in calls]
 
 
 def _with_other_arguments(first: OperatorCase) -> list[OperatorCase]:
@@ -184,14 +186,12 @@ def _with_other_arguments(first: OperatorCase) -> list[OperatorCase]:
 
 
 def _with_some_gradients(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
-    """Returns a call in which the first operand requires no gradient, and a call in which only the first requires one.
+    """Returns a call without the gradient of the first operand that has one, and a call with this gradient alone.
 
     A backward that leaves out gradients has other rules in torch. The first operand of a model's first layer requires
     no gradient, and the weights of a frozen layer require none.
     """
-    several = [
-        case for case in calls if len(case.requires_grad) > 1 and _has_further_calls(case) and not way_of(case.operator)
-    ]
+    several = [case for case in calls if len(case.requires_grad) > 1 and _has_further_calls(case) and _can_return(case)]
     sharded = [case for case in several if _has(case, "shard")] or several
     if not sharded:
         return []
@@ -222,7 +222,7 @@ def _on_a_shape_of_their_own(name: str, dtype: str) -> list[OperatorCase]:
 
 
 def _on_two_axes(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
-    """Returns the calls of `OF_EACH_KIND` on a mesh of 2 x 2 ranks, with a partial operand or a twice sharded one.
+    """Returns calls on a mesh of 2 x 2 ranks: those of `OF_EACH_KIND`, and those of `_sharded_on_two_axes`.
 
     The partial operand is partial on the first axis. An operator that takes the number of all ranks for the number of
     ranks on an axis would show. A twice sharded operand has the same dim sharded on both axes.
@@ -250,12 +250,17 @@ def _sharded_on_two_axes(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
     torch divides a view along even dims only. One dim has four elements or more, so that no shard is empty. A rule that
     looks at one axis alone would show.
     """
-    taken = [case for case in calls if _has_further_calls(case) and not way_of(case.operator)]
+    taken = [case for case in calls if _has_further_calls(case) and _can_return(case)]
     found = [(case, number, dims) for case in taken for number, dims in _dims_for_axes(case)]
-    two = [each for each in found if len(set(each[2])) == 2]
+    two = [each for each in found if len(set(each[2])) == 2 and each[0].operator not in CONVOLUTIONS]
     one = [each for each in found if len(set(each[2])) == 1]
     chosen = [max(each, key=lambda choice: _fits_axes(*choice)) for each in (two, one) if each]
     return [_on_axes(case, number, tuple(f"shard({dim})" for dim in dims)) for case, number, dims in chosen]
+
+
+def _can_return(case: OperatorCase) -> bool:
+    """True unless the call writes to an operand, or has a backward that always raises."""
+    return not way_of(case.operator) and not (case.operator in WITHOUT_BACKWARD and case.requires_grad)
 
 
 def _dims_for_axes(case: OperatorCase) -> Iterator[tuple[int, tuple[int, int]]]:

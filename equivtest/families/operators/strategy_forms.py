@@ -72,7 +72,7 @@ def _features(signature: Signature) -> frozenset[object]:
 
 
 def _is_shorter(shape: Shape, first: Shape, dim: object) -> bool:
-    """True if the shape has as many dims as `first`, and shards of another size along each dim but `dim`.
+    """True if the shape has as many dims as `first`, and smaller shards along each dim but `dim`.
 
     Two ranks divide each dim, and no shard is empty.
     """

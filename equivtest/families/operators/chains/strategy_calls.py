@@ -147,10 +147,15 @@ def _of_partial_and_strided(space: Space, dtype: str) -> list[ChainCase]:
             steps=steps,
             placements=((text,), *(("replicate",),) * (len(shapes) - 1)),
             requires_grad=() if steps[-1][0] == DIVIDED else tuple(range(len(shapes))),
-            values=((REAL_MODE if steps[0][0] == NORM or steps[-1][1] == ("x0", "y0") else EXACT_MODE, 1),),
+            values=((REAL_MODE if _needs_real(steps) else EXACT_MODE, 1),),
         )
         for shapes, text, steps in chains
     ]
+
+
+def _needs_real(steps: Sequence[Step]) -> bool:
+    """True if equal elements make the results or gradients ambiguous, as in a sort, or if whole numbers round."""
+    return bool({step[0] for step in steps} & {NORM, "sort"}) or steps[-1][1] == ("x0", "y0")
 
 
 def _arguments_of(name: str) -> Arguments:
