@@ -54,7 +54,7 @@ def has_shorter_index(case: OperatorCase) -> bool:
 def shards_index_otherwise(case: OperatorCase) -> bool:
     """True if `has_shorter_index`, and some rank's rows of the index begin elsewhere than its rows of the operand.
 
-    The rows are those of each dim that an operand shards and that is not indexed. torch can shard a partial operand
+    Only sharded dims count that are not indexed. torch can shard a partial operand
     along any such dim.
     """
     if not has_shorter_index(case):

@@ -222,7 +222,7 @@ def _on_a_shape_of_their_own(name: str, dtype: str) -> list[OperatorCase]:
 
 
 def _on_two_axes(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
-    """Returns calls on a mesh of 2 x 2 ranks: those of `OF_EACH_KIND`, and those of `_sharded_on_two_axes`.
+    """Returns calls on a mesh of 2 x 2 ranks, of `OF_EACH_KIND` and by `_sharded_on_two_axes`.
 
     The partial operand is partial on the first axis. An operator that takes the number of all ranks for the number of
     ranks on an axis would show. A twice sharded operand has the same dim sharded on both axes.
