@@ -145,6 +145,20 @@ token_mean_step = module_property(
     conclusive_dtypes=("float32", "float64"),
 )
 
+# The parameters and the state of the optimizer are loaded again before the second step. Each layer is sharded.
+resumed_step = module_property(
+    "equivtest.programs.examples.next_token:next_token",
+    f"{FULLY_SHARDED}_by_layers",
+    inputs={"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))},
+    sizes={"batch": (2, 4, 5), "seq": (2,)},
+    options={"reshard_after_forward": (True, False)},
+    optimizer="equivtest.programs.examples.resumed:Resumable",
+    step="equivtest.programs.examples.resumed:resumed",
+    world_sizes=(2, 3),
+    max_norm=0.5,
+    conclusive_dtypes=("float32", "float64"),
+)
+
 # Each row is a micro-batch, and in nearly every case ranks have different numbers of rows.
 joined_step = module_property(
     "equivtest.programs.examples.next_token:next_token",

@@ -1,7 +1,7 @@
 """Trains a block by ZeroRedundancyOptimizer, in which each rank updates some parameters and sends them to all others.
 
-The optimizer gets its second group of parameters after it is made. A schedule changes its rates, and its state is saved
-and loaded between two updates.
+The optimizer gets its second group of parameters after it is made. A schedule changes its rates. After the first
+update its state is saved, and loaded into a new optimizer, which makes all later updates.
 
 Source: torch/distributed/optim/zero_redundancy_optimizer.py (2.13.0).
 """
@@ -23,10 +23,12 @@ class Scheduled(torch.optim.Optimizer):
 
     Attributes:
         inner: The optimizer that updates. A replicated module has a ZeroRedundancyOptimizer.
+        num_updates: Number of updates so far.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
+        self.num_updates = 0
         self.inner = self.made()
         super().__init__(self.inner.param_groups, {})
 
@@ -50,7 +52,8 @@ class Scheduled(torch.optim.Optimizer):
 
     def step(self, closure: Any = None) -> Any:
         self.inner.step()
-        if isinstance(self.module, DistributedDataParallel):
+        self.num_updates += 1
+        if self.num_updates == 1 and isinstance(self.module, DistributedDataParallel):
             self.reload(self.module.process_group)
         for group in self.inner.param_groups:
             group["lr"] /= 2

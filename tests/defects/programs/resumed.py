@@ -1,0 +1,57 @@
+"""Ways to resume from a saved state that are wrong in one way each."""
+
+from __future__ import annotations
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivtest.cases.subject import Answers, Given
+from equivtest.programs.case import PARTS_OF_WHOLE, ModuleCase
+from equivtest.programs.examples.resumed import NORM, OTHERS, Resumable
+from tests.defects.defect import Replacing
+from tests.defects.programs.optimizers import trained_by
+
+wrong = Replacing("module")
+
+_TWO_ROWS = ModuleCase(
+    world_size=2,
+    build="equivtest.programs.examples.next_token:next_token",
+    parallelize="equivtest.programs.examples.plans:fully_sharded_by_layers(reshard_after_forward=True)",
+    inputs=(("ids", "ids(7)", ("batch", "seq")), ("targets", "targets(7, -100)", ("batch", "seq"))),
+    sizes=(("batch", 2), ("seq", 2)),
+    batch=PARTS_OF_WHOLE,
+    optimizer="equivtest.programs.examples.resumed:Resumable",
+    step="equivtest.programs.examples.resumed:resumed",
+    steps=2,
+    max_norm=0.5,
+    values=(("real", 0),),
+)
+
+
+class OptionsByPosition(Resumable):
+    """Gives the groups their options by position, although the new optimizer has them in another order."""
+
+    def resume(self) -> None:
+        super().resume()
+        for group, options in zip(self.inner.param_groups, (OTHERS, {**OTHERS, **NORM}), strict=True):
+            group |= options
+
+
+class WithoutMomentum(Resumable):
+    """Makes a new optimizer and loads no momentum."""
+
+    def resume(self) -> None:
+        super().resume()
+        for state in self.inner.state.values():
+            state["momentum_buffer"].zero_()
+
+
+@wrong("options of another group", _TWO_ROWS, "the groups differ in their options", claim="trains_like_unsharded")
+def options_by_position(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Gives the groups their options by position, although the new optimizer has them in another order."""
+    return trained_by(f"{__name__}:OptionsByPosition", case, mesh, given)
+
+
+@wrong("state across steps", _TWO_ROWS, "the second update has a momentum", claim="trains_like_unsharded")
+def resumed_without_momentum(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Makes a new optimizer and loads no momentum."""
+    return trained_by(f"{__name__}:WithoutMomentum", case, mesh, given)
