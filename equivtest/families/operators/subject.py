@@ -63,7 +63,8 @@ def run_operator(case: OperatorCase, mesh: DeviceMesh, given: Given, call: Call)
     try:
         results = call(case, operands, case.arguments)
     except Exception as error:
-        require_kernel(error, lambda: call(case, tuple(each.to_local() for each in operands), case.arguments))
+        plain: Any = tuple(each.to_local() for each in operands)
+        require_kernel(error, lambda: call(case, plain, case.arguments))
         return {"refused": told(error, mesh)}
     answers: Answers = {f"output.{number}": in_known_words(result) for number, result in enumerate(results)}
     pairs = [
