@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from equivtest.base import limits
 from equivtest.cases.case import from_code
@@ -30,7 +31,7 @@ from equivtest.families.operators.known import (
 )
 from equivtest.families.operators.oracle import expect_operators, judged_how
 from equivtest.families.operators.strategy import operator_cases
-from equivtest.families.operators.subject import REFUSALS, require_kernel
+from equivtest.families.operators.subject import REFUSALS, run_operator
 from equivtest.layout import Layout, Replicate, Shard
 from equivtest.oracle import expect, expect_held
 from equivtest.oracle.running import RunningError
@@ -54,20 +55,45 @@ def test_first_dim_of_a_convolutions_input_is_its_batch_only_if_it_has_as_many_d
     assert convolves_as_held(case) == is_wrong
 
 
-def test_call_is_declined_only_if_plain_tensors_have_no_kernel_for_the_dtype_either() -> None:
-    error = NotImplementedError("\"angle_cuda\" not implemented for 'BFloat16'")
+class Lacking(torch.autograd.Function):
+    """The identity, without a kernel in the backward."""
 
-    def raises(text: str) -> Callable[[], None]:
-        def call() -> None:
-            raise NotImplementedError(text)
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
 
-        return call
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> None:
+        raise NotImplementedError("\"angle_cuda\" not implemented for 'BFloat16'")
 
-    require_kernel(error, lambda: None)
-    require_kernel(error, raises("another"))
-    require_kernel(NotImplementedError("no strategy"), raises("no strategy"))
-    with pytest.raises(NotSupported, match="not implemented for 'BFloat16'"):
-        require_kernel(error, raises(str(error)))
+
+def lacks_kernel(case: OperatorCase, operands: tuple[Any, ...], arguments: object) -> Any:
+    raise NotImplementedError("\"angle_cuda\" not implemented for 'BFloat16'")
+
+
+def lacks_kernel_in_backward(case: OperatorCase, operands: tuple[Any, ...], arguments: object) -> Any:
+    return (Lacking.apply(operands[0]),)  # type: ignore[no-untyped-call]
+
+
+def lacks_kernel_for_dtensors(case: OperatorCase, operands: tuple[Any, ...], arguments: object) -> Any:
+    return lacks_kernel(case, operands, arguments) if isinstance(operands[0], DTensor) else operands
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lacks_kernel, NotSupported),
+        (lacks_kernel_in_backward, NotSupported),
+        (lacks_kernel_for_dtensors, NotImplementedError),
+    ],
+)
+def test_call_is_declined_only_if_plain_tensors_have_no_kernel_for_the_dtype_either(
+    alone: DeviceMesh, call: Any, kind: type[Exception]
+) -> None:
+    case = OperatorCase(world_size=1, operator="angle", requires_grad=(0,))
+
+    with pytest.raises(kind, match="not implemented for 'BFloat16'"):
+        run_operator(case, alone, draw(case, 0), call)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ whole tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -63,8 +63,7 @@ def run_operator(case: OperatorCase, mesh: DeviceMesh, given: Given, call: Call)
     try:
         results = call(case, operands, case.arguments)
     except Exception as error:
-        plain: Any = tuple(each.to_local() for each in operands)
-        require_kernel(error, lambda: call(case, plain, case.arguments))
+        require_kernels(error, case, operands, call)
         return {"refused": told(error, mesh)}
     answers: Answers = {f"output.{number}": in_known_words(result) for number, result in enumerate(results)}
     pairs = [
@@ -77,25 +76,31 @@ def run_operator(case: OperatorCase, mesh: DeviceMesh, given: Given, call: Call)
     try:
         torch.autograd.backward(*map(list, zip(*pairs, strict=True)))  # type: ignore[arg-type]
     except Exception as error:
+        require_kernels(error, case, operands, call)
         return answers | {"grad.refused": told(error, mesh)}
     return answers | {f"grad.operand.{number}": in_known_words(operands[number].grad) for number in case.graded()}
 
 
-def require_kernel(error: Exception, call_plain: Callable[[], Any]) -> None:
-    """Declines the case if the device has no kernel for the dtype, as a call on plain tensors shows.
+def require_kernels(error: Exception, case: OperatorCase, operands: Sequence[DTensor], call: Call) -> None:
+    """Declines the case if the device has no kernel for the dtype, as the call shows on whole plain tensors.
 
     Args:
-        error: What the call on DTensors raised.
+        error: What the call on DTensors, or its backward, raised.
 
     Raises:
-        NotSupported: the call on plain tensors raises the same error.
+        NotSupported: the call on plain tensors, or its backward, raises the same error.
     """
     if not isinstance(error, NotImplementedError) or "not implemented for" not in str(error):
         return
+    wholes: Any = tuple(
+        torch.ones(each.shape, dtype=each.dtype, device=each.device, requires_grad=each.requires_grad)
+        for each in operands
+    )
     try:
-        call_plain()
-    except NotImplementedError as plain:
-        if str(plain) == str(error):
+        results = call(case, wholes, case.arguments)
+        torch.autograd.backward([result.sum() for result in results if result.requires_grad])
+    except Exception as plain:  # another error shows nothing
+        if (type(plain), str(plain)) == (type(error), str(error)):
             raise NotSupported(str(error)) from error
 
 
