@@ -54,19 +54,25 @@ def has_shorter_index(case: OperatorCase) -> bool:
 def shards_index_otherwise(case: OperatorCase) -> bool:
     """True if `has_shorter_index`, and some rank's rows of the index begin elsewhere than its rows of the operand.
 
-    Only sharded dims count that are not indexed. torch can shard a partial operand
-    along any such dim.
+    A dim counts if it is not indexed and an operand is sharded along it. If the index is sharded along the indexed dim,
+    torch gathers the first operand. torch shards a partial operand along the first other dim that has a row for each
+    rank. A dim that is sharded on two axes of a mesh is not seen.
     """
     if not has_shorter_index(case):
         return False
-    front = case.dim % len(case.operands[0]) if isinstance(case.dim, int) else None
-    return any(
-        _begins_elsewhere(case.operands[-1][dim], case.operands[0][dim], num_ranks)
-        for texts in case.placements
-        for text, num_ranks in zip(texts, case.mesh_shape, strict=True)
-        for dim in range(len(case.operands[0]))
-        if dim != front and (text.startswith("partial") or parse_placement(text) == Shard(dim))
-    )
+    first, index = case.operands[0], case.operands[-1]
+    front = case.dim % len(first) if isinstance(case.dim, int) else None
+    others = [dim for dim in range(len(first)) if dim != front]
+    for axis, num_ranks in enumerate(case.mesh_shape):
+        given, picking = case.placements[0][axis], case.placements[-1][axis]
+        if front is not None and picking == f"shard({front})":
+            continue
+        sharded = [dim for dim in others if f"shard({dim})" in (given, picking)]
+        if given.startswith("partial"):
+            sharded += [dim for dim in others if min(first[dim], index[dim]) >= num_ranks][:1]
+        if any(_begins_elsewhere(index[dim], first[dim], num_ranks) for dim in sharded):
+            return True
+    return False
 
 
 def _begins_elsewhere(size: int, other: int, num_ranks: int) -> bool:
