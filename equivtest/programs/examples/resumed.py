@@ -50,7 +50,7 @@ class Resumable(torch.optim.Optimizer):
 
     def resume(self) -> None:
         """Assigns copies of the parameters, spoils the earlier parameters, and loads the state into a new optimizer."""
-        options = get_optimizer_state_dict(self.module, self.inner)
+        state = get_optimizer_state_dict(self.module, self.inner)
         earlier = list(self.module.parameters())
         copies = {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
         self.module.load_state_dict(copies, assign=True)
@@ -58,7 +58,7 @@ class Resumable(torch.optim.Optimizer):
             assert isinstance(parameter, DTensor)
             parameter.to_local().detach().fill_(torch.nan)
         self.inner = self.made(norm_first=True)
-        set_optimizer_state_dict(self.module, self.inner, options)
+        set_optimizer_state_dict(self.module, self.inner, state)
 
 
 class Resumed(TokenMean):

@@ -45,6 +45,26 @@ class WithoutMomentum(Resumable):
             state["momentum_buffer"].zero_()
 
 
+class EarlierParameters(Resumable):
+    """Updates the parameters from before the assignment."""
+
+    def resume(self) -> None:
+        earlier = self.inner
+        super().resume()
+        self.inner = earlier
+
+
+@wrong(
+    "parameters that are not trained",
+    _TWO_ROWS,
+    "the second update is one of the module",
+    claim="trains_like_unsharded",
+)
+def earlier_parameters_updated(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Updates the parameters from before the assignment."""
+    return trained_by(f"{__name__}:EarlierParameters", case, mesh, given)
+
+
 @wrong("options of another group", _TWO_ROWS, "the groups differ in their options", claim="trains_like_unsharded")
 def options_by_position(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Gives the groups their options by position, although the new optimizer has them in another order."""
