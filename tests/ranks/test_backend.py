@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from equivtest.cases.case import Case
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.families.zero3.fetch.case import FetchCase
-from equivtest.ranks.backend import Backend, use_full_precision
+from equivtest.ranks.backend import Backend, choose_device, use_full_precision
 from equivtest.ranks.pool import Pool
 from equivtest.verdicts.judging import check
 from equivtest.verdicts.verdict import ValueMismatch
@@ -42,6 +43,17 @@ def test_ranks_on_cuda_switch_off_sums_in_16_bits_and_tf32() -> None:
     finally:
         matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction = before
         cudnn.allow_tf32 = tf32
+
+
+@pytest.mark.parametrize(("device", "num_calls"), [("cuda", 1), ("xpu", 0)])
+def test_only_ranks_on_cuda_use_full_precision(monkeypatch: pytest.MonkeyPatch, device: str, num_calls: int) -> None:
+    module = SimpleNamespace(device_count=lambda: 1, set_device=lambda index: None)
+    called: list[None] = []
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    monkeypatch.setattr("equivtest.ranks.backend.use_full_precision", lambda: called.append(None))
+
+    assert choose_device(Backend("nccl", device=device), 0).type == device
+    assert len(called) == num_calls
 
 
 @pytest.mark.parametrize(
