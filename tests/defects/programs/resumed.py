@@ -55,7 +55,7 @@ class EarlierParameters(Resumable):
 
 
 @wrong(
-    "parameters that are not trained",
+    "a copy left behind",
     _TWO_ROWS,
     "the second update is one of the module",
     claim="trains_like_unsharded",
@@ -65,7 +65,7 @@ def earlier_parameters_updated(case: ModuleCase, mesh: DeviceMesh, given: Given)
     return trained_by(f"{__name__}:EarlierParameters", case, mesh, given)
 
 
-@wrong("options of another group", _TWO_ROWS, "the groups differ in their options", claim="trains_like_unsharded")
+@wrong("state across steps", _TWO_ROWS, "the groups differ in their options", claim="trains_like_unsharded")
 def options_by_position(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Gives the groups their options by position, although the new optimizer has them in another order."""
     return trained_by(f"{__name__}:OptionsByPosition", case, mesh, given)
