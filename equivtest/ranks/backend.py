@@ -159,4 +159,4 @@ def use_full_precision() -> None:
 
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    torch.backends.cudnn.allow_tf32 = False
+    torch._C._set_cudnn_allow_tf32(False)  # noqa: FBT003  # the attribute raises after disable_global_flags()

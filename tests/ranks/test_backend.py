@@ -31,7 +31,9 @@ def wrapper(pool: Pool) -> Iterator[Pool]:
         yield wrapped
 
 
-def test_ranks_on_cuda_switch_off_sums_in_16_bits_and_tf32() -> None:
+def test_ranks_on_cuda_switch_off_sums_in_16_bits_and_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.testing forbids to set the attribute of TF32 for the rest of the process."""
+    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", False)
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
     tf32 = cudnn.allow_tf32
@@ -42,7 +44,7 @@ def test_ranks_on_cuda_switch_off_sums_in_16_bits_and_tf32() -> None:
         assert (after, cudnn.allow_tf32) == ((False, False), False)
     finally:
         matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction = before
-        cudnn.allow_tf32 = tf32
+        torch._C._set_cudnn_allow_tf32(tf32)
 
 
 @pytest.mark.parametrize(("device", "num_calls"), [("cuda", 1), ("xpu", 0)])
