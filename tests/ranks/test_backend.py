@@ -33,7 +33,8 @@ def wrapper(pool: Pool) -> Iterator[Pool]:
 
 def test_ranks_on_cuda_switch_off_sums_in_16_bits_and_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.testing forbids to set the attribute of TF32 for the rest of the process."""
-    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", False)
+    namespace = torch.backends.disable_global_flags.__globals__  # torch.backends itself is a wrapper of the module
+    monkeypatch.setitem(namespace, "__allow_nonbracketed_mutation_flag", value=False)
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
     tf32 = cudnn.allow_tf32
