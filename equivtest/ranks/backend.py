@@ -136,7 +136,10 @@ def _check_name(name: str, device: str) -> None:
 
 
 def choose_device(backend: Backend, rank: int) -> torch.device:
-    """Makes a device current for this rank and returns it. Ranks use the machine's devices in turn."""
+    """Makes a device current for this rank and returns it. Ranks use the machine's devices in turn.
+
+    On CUDA the function also calls `use_full_precision`.
+    """
     import torch
 
     if backend.device == "cpu":

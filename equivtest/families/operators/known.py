@@ -42,12 +42,17 @@ def is_dim_divided(case: OperatorCase) -> bool:
     return f"shard({case.dim % len(case.operands[0])})" in case.placements[0]
 
 
+def _indexed_dim(case: OperatorCase) -> int | None:
+    """Returns the dim of the first operand that the call names by number, or None if it names none."""
+    return case.dim % len(case.operands[0]) if isinstance(case.dim, int) else None
+
+
 def has_shorter_index(case: OperatorCase) -> bool:
     """True if an index has as many dims as the first operand, but is shorter in a dim that is not indexed."""
     if case.kind_of(len(case.operands) - 1) != INDEX or len(case.operands[0]) != len(case.operands[-1]):
         return False
     pairs = enumerate(zip(*case.operands, strict=True))
-    front = case.dim % len(case.operands[0]) if isinstance(case.dim, int) else None
+    front = _indexed_dim(case)
     return any(index < size for dim, (size, index) in pairs if dim != front)
 
 
@@ -61,7 +66,7 @@ def shards_index_otherwise(case: OperatorCase) -> bool:
     if not has_shorter_index(case):
         return False
     first, index = case.operands[0], case.operands[-1]
-    front = case.dim % len(first) if isinstance(case.dim, int) else None
+    front = _indexed_dim(case)
     others = [dim for dim in range(len(first)) if dim != front]
     for axis, num_ranks in enumerate(case.mesh_shape):
         given, picking = case.placements[0][axis], case.placements[-1][axis]
@@ -154,7 +159,7 @@ def divides_index_otherwise(case: OperatorCase) -> bool:
     layouts = [
         Layout(tuple(map(parse_placement, (text, *("replicate",) * (len(case.mesh_shape) - 1))))) for text in texts
     ]
-    front = case.dim % len(case.operands[0]) if isinstance(case.dim, int) else None
+    front = _indexed_dim(case)
     return any(
         index > size
         for layout in layouts
