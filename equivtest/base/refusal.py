@@ -18,6 +18,12 @@ NEVER = (
 )  # fmt: skip
 """Exceptions that are never a refusal, whatever their text, such as a driver's OSError 'Operation not supported'."""
 
+NEVER_WORDS = (
+    "cuda error", "hip error",  # from a kernel or a driver, not from the backend
+    "single memory location",  # MemoryOverlap.cpp (2.13.0): 'unsupported operation', of a tensor that a kernel writes
+)  # fmt: skip
+"""Texts, in lower case, of errors that are never a refusal."""
+
 TYPE_ERRORS = (
     "input tensor data type is not supported for nccl process group",
     "input tensor data type is not supported for xccl process group",
@@ -55,7 +61,7 @@ def is_refusal(error: BaseException) -> bool:
     if isinstance(error, NotImplementedError):
         return True
     text = str(error).lower()
-    if "cuda error" in text or "hip error" in text:  # from a kernel or a driver, not from the backend
+    if any(words in text for words in NEVER_WORDS):
         return False
     if isinstance(error, TypeError):
         return text.startswith(TYPE_ERRORS)

@@ -400,6 +400,7 @@ def test_usual_error_texts_of_backends_count_as_refusals(error: Exception) -> No
         IndexError("not implemented"),
         RuntimeError("Connection closed by peer"),
         ValueError("tensors must have the same size"),
+        RuntimeError("unsupported operation: some elements of the input tensor refer to a single memory location."),
     ],
 )
 def test_programming_and_connection_errors_do_not_count_as_refusals(error: Exception) -> None:
