@@ -41,12 +41,12 @@ def collectives_cases(draw: Draw, space: Space) -> CollectivesCase:
     world_size = pick(draw, "world_size", space.world_sizes)
     waits, (order, stride) = pick(draw, "waits", WAITS), pick(draw, "order and stride", LAYOUTS)
     memory = pick(draw, "memory", MEMORY_DRAWN)
-    collectives, numels = _pick_collectives(draw, stride), _pick_numels(draw)
+    collectives = _pick_collectives(draw, stride)
+    are_many = world_size > limits.MANY_RANKS
+    numels = (_pick_one_numel(draw, collectives),) if are_many else _pick_numels(draw)
     run = pick_run(draw, world_size, COLLECTIVE_MODES, records=())
-    if world_size > limits.MANY_RANKS:  # each collective with a root is called with as many roots
+    if are_many:  # each collective with a root is called with as many roots
         run |= {"values": run["values"][:1], "repeats": False}
-        is_slow = any(CALLS[name].function == SLOW for name in collectives)
-        numels = (min(numels[0], LARGEST_OF_SLOW) if is_slow else numels[0],)
     return CollectivesCase(
         world_size=world_size,
         dtype=pick(draw, "dtype", space.dtypes),
@@ -73,6 +73,12 @@ def _pick_collectives(draw: Draw, stride: int) -> tuple[str, ...]:
 def _pick_numels(draw: Draw) -> tuple[int, ...]:
     numels = [pick(draw, f"size {index}", (None, *NUMELS), kind_of_numel) for index in range(NUM_NUMELS)]
     return tuple(dict.fromkeys(numel for numel in numels if numel is not None)) or (1,)
+
+
+def _pick_one_numel(draw: Draw, collectives: tuple[str, ...]) -> int:
+    is_slow = any(CALLS[name].function == SLOW for name in collectives)
+    numels = [numel for numel in NUMELS if not is_slow or numel <= LARGEST_OF_SLOW]
+    return pick(draw, "only size", numels, kind_of_numel)
 
 
 def kind_of_numel(numel: int | None) -> str:
