@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
+from torch.distributed.device_mesh import DeviceMesh
 
 from equivtest.base.profiles import PROFILES, plan_enumeration
 from equivtest.cases.case import from_code
+from equivtest.cases.subject import Answers, Given
 from equivtest.cases.values import draw
 from equivtest.errors import Misuse
 from equivtest.families.operators import case_samples, strategy_calls
@@ -29,12 +32,14 @@ from equivtest.families.operators.strategy_calls import (
     calls_of_operator,
     covering,
 )
+from equivtest.families.operators.strategy_changes import with_one_change
 from equivtest.families.operators.strategy_forms import forms_of
+from equivtest.families.operators.subject import operators
 from equivtest.property import Property, Space
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from equivtest.search.chunks import Chunk, chunk_cases
-from equivtest.verdicts.claims import equals_unsharded
+from equivtest.verdicts.claims import equals_unsharded, gradients_equal_unsharded
 from equivtest.verdicts.judging import judge
 from studies.operator_defects import killed
 from studies.operator_forms import undecided
@@ -345,6 +350,7 @@ def test_every_result_of_an_operator_on_lists_is_judged(name: str) -> None:
     assert not any(each is not None and each.isinf().any() for each in allowed)
 
 
+@cache
 def gate_calls(world_size: int) -> list[OperatorCase]:
     space = Space((world_size,), ("float32",))
     return [call for part in range(PARTS[world_size]) for call in calls_of(space, 1, part)]
@@ -371,6 +377,80 @@ def test_gate_run_repeats_a_call_with_other_arguments(name: str) -> None:
             found[call.operands, call.placements, call.members].add(call.arguments)
 
     assert max(map(len, found.values())) >= 3
+
+
+def changed(name: str, **fields: Any) -> list[str]:
+    case = OperatorCase(world_size=2, operator=name, placements=(("shard(0)",),), **fields)
+    return [", ".join(f"{key}={value}" for key, value in other.arguments) for other in with_one_change(case)]
+
+
+def test_each_argument_of_a_call_is_changed_alone() -> None:
+    given: Any = (("dim", 1), ("keepdim", True))
+
+    assert changed("amax", operands=((3, 2, 4),), arguments=given) == ["dim=2, keepdim=True", "dim=1, keepdim=False"]
+    assert changed("amax", operands=((3, 2, 4),), arguments=given[:1]) == ["dim=2", "dim=1, keepdim=True"]
+    assert changed("permute", operands=((3, 2),), arguments=(("dims", (1, 0)),)) == ["dims=(0, 1)"]
+
+
+def test_each_number_of_a_call_from_torchs_list_is_changed_alone() -> None:
+    given: Any = (("call", "x0, kernel_size=2, stride=1, ceil_mode=False"),)
+    texts = {"kernel_size=3, stride=1, ceil_mode=False", "kernel_size=2, stride=2, ceil_mode=False"}
+
+    found = changed("nn.functional.max_pool1d", operands=((2, 5),), arguments=given, holds=("any",))
+
+    assert set(found) == {f"call=x0, {each}" for each in (*texts, "kernel_size=2, stride=1, ceil_mode=True")}
+
+
+def test_call_without_a_backward_is_changed_without_gradients() -> None:
+    found = {
+        call.arguments: call.requires_grad for call in gate_calls(2) if call.operator == "nn.functional.group_norm"
+    }
+
+    assert found[(("call", "x0, 3, weight=x1, bias=x2, eps=-0.5"),)] == ()
+
+
+@pytest.mark.ranks
+def test_gate_run_rejects_a_cache_of_rules_that_ignores_keepdim(pool: Pool) -> None:
+    subject = "tests.programs.planted_operators:kept_dims_of_a_variance_remembered__dtensor_operators"
+    found = [call for call in gate_calls(2) if call.operator == "var"]
+
+    assert any(verdict.failed for call in found for verdict in judge(subject, call, pool, (equals_unsharded,)))
+
+
+def with_partial_cotangents(name: str) -> OperatorCase:
+    [found] = [call for call in gate_calls(2) if call.operator == name and ("partial(sum)",) in call.cotangents]
+    return found
+
+
+def own_terms(case: OperatorCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Takes each rank's term of a partial cotangent for the whole cotangent."""
+    own = {name: tensor[0] if name.startswith("cotangent") else tensor for name, tensor in given.items()}
+    return operators(replace(case, cotangents=()), mesh, own)
+
+
+@pytest.mark.parametrize("mode", ["dense", "real"])
+def test_gradient_by_partial_cotangents_is_that_by_their_sum(mode: str) -> None:
+    import torch
+
+    case = OperatorCase(world_size=2, placements=(("shard(0)",),), operands=((4,),), requires_grad=(0,),
+                        cotangents=(("partial(sum)",),), values=((mode, 1),))  # fmt: skip
+    terms, found = draw(case, 0)["cotangent.0"], judged_how(case, 0)["grad.operand.0"]
+
+    assert terms.shape == (2, 4) and not torch.equal(terms[0], terms.sum(0))
+    assert torch.equal(found.value, terms.double().sum(0).to(terms.dtype).double())
+    assert (found.allowed is None) == (mode == "dense")
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", ["sigmoid", "mm", "softmax", "cumsum"])
+def test_gate_run_rejects_a_backward_of_each_ranks_own_cotangent(name: str, pool: Pool) -> None:
+    case, subject = with_partial_cotangents(name), f"{__name__}:own_terms"
+
+    assert any(verdict.failed for verdict in judge(subject, case, pool, (equals_unsharded, gradients_equal_unsharded)))
+    assert not any(
+        verdict.failed
+        for verdict in judge("dtensor_operators", case, pool, (equals_unsharded, gradients_equal_unsharded))
+    )
 
 
 def test_gate_run_averages_over_one_of_two_axes() -> None:

@@ -145,7 +145,10 @@ def drawn_cases() -> tuple[OperatorCase, ...]:
         ({"dtype": "bfloat16", "values": (("real", 0),)}, "real values must be of float32 or float64, got bfloat16"),
         ({"records": True}, "only the collectives of a sum of an operand that is not partial"),
         ({"other_dtypes": ("int8",)}, "other_dtypes must be of"),
-        ({"cotangents": (("partial(sum)",),)}, "cotangents must have at most one kind of partial placement"),
+        (
+            {"mesh": (1, 2), "placements": (("replicate",) * 2,), "cotangents": (("partial(sum)", "partial(max)"),)},
+            "cotangents must have at most one kind of partial placement",
+        ),
         ({"operator": "any of bools", "placements": (("partial(sum)",),)}, "at most one kind of partial placement"),
     ],
 )

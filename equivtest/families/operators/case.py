@@ -50,8 +50,7 @@ class OperatorCase(Case):
             have the case's dtype.
         holds: Contents of each operand: a domain of numbers such as 'positive', 'bools', 'whole' for int64, or 'below
             5' for int64 from 0 to 4. If empty, the operator's entry of the table names the contents.
-        cotangents: Placements of each result's cotangent, 'replicate' or 'shard(DIM)'. If empty, all cotangents are
-            replicated.
+        cotangents: Placements of each result's cotangent, as for operands. If empty, all cotangents are replicated.
         requires_grad: Numbers of the operands that require a gradient.
         strided: Numbers of the operands that have their last two dims swapped in memory.
     """
@@ -130,10 +129,10 @@ class OperatorCase(Case):
                 f"{name} must have one placement per mesh axis: {len(self.mesh_shape)}, got {texts}",
             )
             ops = {each.op for each in map(parse_placement, texts) if isinstance(each, Partial)}
-            is_number = name == "placements" and self.kind_of(number) == FLOATS
+            is_number = name == "cotangents" or self.kind_of(number) == FLOATS
             require(
                 len(ops) <= is_number,
-                f"{name} must have at most one kind of partial placement, only on floating-point operands, got {texts}",
+                f"{name} must have at most one kind of partial placement, only on floating-point tensors, got {texts}",
             )
             require(
                 not any(text.startswith("flat") for text in texts),
@@ -197,15 +196,26 @@ class OperatorCase(Case):
     def operand_layout(self, number: int) -> Layout:
         return Layout(tuple(map(parse_placement, self.placements[number])))
 
-    def reduction(self, number: int) -> tuple[str, int]:
-        """Returns (op, number of terms) of a partial operand, and ('', 1) for any other operand."""
-        layout = self.operand_layout(number)
+    def reduction(self, name: str) -> tuple[str, int]:
+        """Returns (op, number of terms) of a partial tensor such as 'operand.0', and ('', 1) for any other tensor."""
+        layout = self._given(name)[1]
         axes = partial_axes(layout)
         if not axes:
             return "", 1
         placement = layout.placements[axes[0]]
         assert isinstance(placement, Partial)
         return placement.op, math.prod(self.mesh_shape[axis] for axis in axes)
+
+    def whole_shape(self, name: str) -> Shape:
+        """Returns the global shape of a tensor such as 'operand.0' or 'cotangent.0'."""
+        return self._given(name)[0]
+
+    def _given(self, name: str) -> tuple[Shape, Layout]:
+        kind, _, number = name.partition(".")
+        place = int(number)
+        if kind == "operand":
+            return self.operands[place], self.operand_layout(place)
+        return self.results[place].shape, self.cotangent_layout(place)
 
     def cotangent_layout(self, number: int) -> Layout:
         texts = self.cotangents[number] if self.cotangents else ("replicate",) * len(self.mesh_shape)
@@ -225,26 +235,28 @@ class OperatorCase(Case):
         return bool(set(result.operands) & set(self.requires_grad))
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes each operand, cotangent and answer. A partial operand has one more dim per partial axis, for the
+        """Describes each operand, cotangent and answer. A partial tensor has one more dim per partial axis, for the
         terms.
 
         `refused` and `grad.refused` are the texts, of any length, by which DTensor refused the operator or its
         backward.
         """
         whole = replicated(len(self.mesh_shape))
-        tensors = {}
-        for number, shape in enumerate(self.operands):
-            layout = self.operand_layout(number)
-            stack = tuple(self.mesh_shape[axis] for axis in partial_axes(layout))
-            is_contiguous = number not in self.strided
-            tensors[f"operand.{number}"] = CaseTensor((*stack, *shape), stacked(layout), is_contiguous=is_contiguous)
-        for number, result in enumerate(self.results):
-            if self.has_gradient(result):
-                tensors[f"cotangent.{number}"] = CaseTensor(result.shape, self.cotangent_layout(number))
+        tensors = {
+            f"operand.{number}": self._stacked(f"operand.{number}", is_contiguous=number not in self.strided)
+            for number in range(len(self.operands))
+        }
+        cotangents = [f"cotangent.{n}" for n, result in enumerate(self.results) if self.has_gradient(result)]
+        tensors |= {name: self._stacked(name, is_contiguous=True) for name in cotangents}
         outputs = {f"output.{n}": CaseTensor(each.shape, whole, "output") for n, each in enumerate(self.results)}
         gradients = {f"grad.operand.{n}": CaseTensor(self.operands[n], whole, "gradient") for n in self.graded()}
         refusals = {"refused": CaseTensor((), whole, "state"), "grad.refused": CaseTensor((), whole, "gradient")}
         return tensors | outputs | gradients | refusals
+
+    def _stacked(self, name: str, *, is_contiguous: bool) -> CaseTensor:
+        shape, layout = self._given(name)
+        stack = tuple(self.mesh_shape[axis] for axis in partial_axes(layout))
+        return CaseTensor((*stack, *shape), stacked(layout), is_contiguous=is_contiguous)
 
     @property
     def shard_kind(self) -> str:

@@ -55,6 +55,9 @@ ELEMENTWISE = frozenset(operator.name for operator in case_pointwise.ROWS)
 torch has one rule for all of them. Source: torch/distributed/tensor/_ops/_pointwise_ops.py (2.13.0).
 """
 
+CHANCE = frozenset(operator.name for operator in case_chance.ROWS)
+"""Names of random operators, whose arguments leave one possible result."""
+
 BACKWARD = {operator.name: operator for operator in case_backward.ROWS}
 """Operators that a backward calls, by name; random cases have none."""
 

@@ -96,7 +96,7 @@ def is_divided(case: OperatorCase) -> bool:
 
 def reduced_by(case: OperatorCase) -> str:
     """Returns the reduction by which the first operand is partial, or '' if it is not partial."""
-    return case.reduction(0)[0]
+    return case.reduction("operand.0")[0]
 
 
 def is_divided_too(case: OperatorCase) -> bool:
@@ -109,7 +109,7 @@ def has_partial(case: OperatorCase) -> bool:
 
 
 def has_partial_maximum(case: OperatorCase) -> bool:
-    return any(case.reduction(number)[0] == "max" for number in range(len(case.operands)))
+    return any(case.reduction(f"operand.{number}")[0] == "max" for number in range(len(case.operands)))
 
 
 def leaves_nothing_to_reduce(case: OperatorCase) -> bool:
@@ -144,7 +144,7 @@ def picks_one_of_nothing(case: OperatorCase) -> bool:
     x, index = case.operands
     size, world_size = x[case.dim], case.world_size
     is_one = len(index) == len(x) and index[case.dim] == 1 and case.placements[1] == ("replicate",)
-    is_spread = is_dim_divided(case) or bool(case.reduction(0)[0])
+    is_spread = is_dim_divided(case) or bool(case.reduction("operand.0")[0])
     return is_one and is_spread and size >= world_size and shard_bounds(size, world_size, world_size - 1)[0] >= size
 
 
@@ -183,7 +183,7 @@ def squeezes_a_row(case: OperatorCase) -> bool:
     """True if a vector is multiplied by a matrix, and the vector is partial or the matrix has no shards of dim 1."""
     if [len(shape) for shape in case.operands] != [1, 2]:
         return False
-    is_partial = bool(case.reduction(0)[0]) and math.prod(case.mesh_shape) > 1
+    is_partial = bool(case.reduction("operand.0")[0]) and math.prod(case.mesh_shape) > 1
     return is_partial or "shard(1)" not in case.placements[1]
 
 

@@ -19,7 +19,7 @@ import torch
 
 from equivtest.cases.values import draw
 from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, OperatorCase
-from equivtest.families.operators.case_operator import DISTINCT, FLOATS
+from equivtest.families.operators.case_operator import DISTINCT
 from equivtest.families.operators.case_samples import way_of
 from equivtest.families.operators.case_table import LISTS
 from equivtest.layout import Layout
@@ -130,11 +130,13 @@ def judged_how(case: OperatorCase, index: int) -> Founds:
 
 
 def _undivided(case: OperatorCase) -> OperatorCase:
-    """Replicates sharded operands, because shards do not change the right results. Partial operands stay partial."""
-    placements = tuple(
-        tuple(text if text.startswith("partial") else "replicate" for text in texts) for texts in case.placements
+    """Replicates what is sharded, because shards do not change the right results. What is partial stays partial."""
+    placements, cotangents = (
+        tuple(tuple(text if text.startswith("partial") else "replicate" for text in texts) for texts in each)
+        for each in (case.placements, case.cotangents)
     )
-    return replace(case, placements=placements, cotangents=(), strided=(), repeats=False)
+    cotangents = cotangents if any(text != "replicate" for texts in cotangents for text in texts) else ()
+    return replace(case, placements=placements, cotangents=cotangents, strided=(), repeats=False)
 
 
 @functools.lru_cache(maxsize=64)
@@ -178,11 +180,11 @@ def _adds_exactly(case: OperatorCase, index: int) -> bool:
 
 def _knows_operands(case: OperatorCase, index: int) -> bool:
     """True if each partial operand has the same value in every order of its reduction."""
-    numbers = range(len(case.operands))
+    names = _operands(case)
     if case.values[index][0] != EXACT_MODE:
-        return not any(case.reduction(number)[0] in ("sum", "avg") for number in numbers)
+        return not any(case.reduction(name)[0] in ("sum", "avg") for name in names)
     try:
-        sizes = [_magnitude(case, draw(case, index), number) for number in numbers]
+        sizes = [_magnitude(case, draw(case, index), name) for name in names]
     except InexactData:
         return False
     fewest = min(SIGNIFICAND_BITS[name] for name in case.dtypes)
@@ -244,22 +246,26 @@ def _run(case: OperatorCase, operands: Sequence[torch.Tensor], given: Mapping[st
     return found
 
 
+def _operands(case: OperatorCase) -> list[str]:
+    return [f"operand.{number}" for number in range(len(case.operands))]
+
+
 def _cotangents(given: Mapping[str, torch.Tensor]) -> Tensors:
     return {name: tensor for name, tensor in given.items() if name.startswith("cotangent.")}
 
 
 def _plainly(case: OperatorCase, given: Tensors) -> Tensors:
     """Returns the results and gradients of the unsharded call, in the case's dtypes and without bounds."""
-    operands = [_reduced(case, given, number) for number in range(len(case.operands))]
-    return _run(case, operands, _cotangents(given))
+    operands = [_reduced(case, given, name) for name in _operands(case)]
+    return _run(case, operands, {name: _reduced(case, given, name) for name in _cotangents(given)})
 
 
-def _reduced(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int) -> torch.Tensor:
-    """Returns the whole value of operand `number` in its dtype, rounded at most once."""
-    tensor, (op, num) = given[f"operand.{number}"], case.reduction(number)
+def _reduced(case: OperatorCase, given: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    """Returns the whole value of an operand or a cotangent in its dtype, rounded at most once."""
+    tensor, (op, num) = given[name], case.reduction(name)
     if not op:
         return tensor.clone()
-    stack = tensor.double().reshape((num, *case.operands[number]))
+    stack = tensor.double().reshape((num, *case.whole_shape(name)))
     if op in ("max", "min"):
         whole = stack.amax(0) if op == "max" else stack.amin(0)
     else:
@@ -278,8 +284,8 @@ def _proved(case: OperatorCase, given: Tensors) -> Founds:
     """
     fewest = min(case.dtypes, key=SIGNIFICAND_BITS.__getitem__)
     certificate = Certificate(DTYPES[fewest])
-    sizes = [_magnitude(case, given, number) for number in range(len(case.operands))]
-    cotangents = {name: tensor.double().abs() for name, tensor in _cotangents(given).items()}
+    sizes = [_magnitude(case, given, name) for name in _operands(case)]
+    cotangents = {name: _magnitude(case, given, name) for name in _cotangents(given)}
     with certificate:
         _run(case, sizes, cotangents)
     spare = (case.world_size & -case.world_size).bit_length() - 1  # dividing by a power of two takes a finer unit
@@ -288,8 +294,8 @@ def _proved(case: OperatorCase, given: Tensors) -> Founds:
             f"sums need {certificate.bits_used} bits, and {spare} more if divided by the number of ranks, but {fewest} "
             f"has {SIGNIFICAND_BITS[fewest]}"
         )
-    whole = [_whole(case, given, number) for number in range(len(case.operands))]
-    found = _run(case, whole, {name: tensor.double() for name, tensor in _cotangents(given).items()})
+    whole = [_whole(case, given, name) for name in _operands(case)]
+    found = _run(case, whole, {name: _whole(case, given, name) for name in _cotangents(given)})
     odd = case.world_size // (case.world_size & -case.world_size)
     for name in case.passed_on if odd > 1 else ():
         if bool(torch.fmod(found[name].double(), odd * FINEST).any()):
@@ -297,20 +303,20 @@ def _proved(case: OperatorCase, given: Tensors) -> Founds:
     return {name: Found(value.double(), None, PROVED) for name, value in found.items()}
 
 
-def _whole(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int) -> torch.Tensor:
-    value = _reduced(case, given, number)
-    return value.double() if case.kind_of(number) == FLOATS else value
+def _whole(case: OperatorCase, given: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    value = _reduced(case, given, name)
+    return value.double() if value.is_floating_point() else value
 
 
-def _magnitude(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int) -> torch.Tensor:
-    """Returns the sum of the absolute values of the terms of operand `number`, or the operand if it has no floats."""
-    tensor, (op, num) = given[f"operand.{number}"], case.reduction(number)
-    if case.kind_of(number) != FLOATS:
+def _magnitude(case: OperatorCase, given: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    """Returns the sum of the absolute values of the terms of a tensor, or the tensor if it has no floats."""
+    tensor, (op, num) = given[name], case.reduction(name)
+    if not tensor.is_floating_point():
         return tensor.clone()
     if not op:
         return tensor.double().abs()
-    stack = tensor.double().reshape((num, *case.operands[number]))
-    reduce_exactly(f"operand.{number}", stack, op, [num])
+    stack = tensor.double().reshape((num, *case.whole_shape(name)))
+    reduce_exactly(name, stack, op, [num])
     return stack.abs().sum(0)
 
 
@@ -320,34 +326,34 @@ def _bounded(case: OperatorCase, given: Tensors, mode: str, counted: RunningErro
     Raises:
         InexactData: no bound is known for some operation.
     """
-    numbers = range(len(case.operands))
-    if mode == EXACT_MODE:  # partial operands of exact draws are reduced exactly
-        operands = [_exactly_reduced(case, given, number) for number in numbers]
+    names = [*_operands(case), *_cotangents(given)]
+    if mode == EXACT_MODE:  # partial tensors of exact draws are reduced exactly
+        whole = {name: _exactly_reduced(case, given, name) for name in names}
     ranged = {name: counted.exactly(tensor) if tensor.is_floating_point() else tensor for name, tensor in given.items()}
     with counted:
         if mode != EXACT_MODE:
-            operands = [_summed(case, ranged[f"operand.{number}"], number) for number in numbers]
-        found = _run(case, operands, _cotangents(ranged))
+            whole = {name: _summed(case, ranged[name], name) for name in names}
+        found = _run(case, [whole[name] for name in _operands(case)], _cotangents(whole))
     return {name: Found.within(counted.bounded(tensor)) for name, tensor in found.items() if tensor.is_floating_point()}
 
 
-def _exactly_reduced(case: OperatorCase, given: Tensors, number: int) -> torch.Tensor:
-    """Returns operand `number` with an error of 0. Its magnitude is the sum of the magnitudes of its terms."""
+def _exactly_reduced(case: OperatorCase, given: Tensors, name: str) -> torch.Tensor:
+    """Returns a tensor with an error of 0. Its magnitude is the sum of the magnitudes of its terms."""
     from equivtest.oracle.ranged import Parts
 
-    whole = _reduced(case, given, number)
-    if case.kind_of(number) != FLOATS:
+    whole = _reduced(case, given, name)
+    if not whole.is_floating_point():
         return whole
-    magnitude = _magnitude(case, given, number)
+    magnitude = _magnitude(case, given, name)
     return Parts(whole, torch.zeros_like(whole, dtype=torch.float64), magnitude).wrapped()
 
 
-def _summed(case: OperatorCase, stack: torch.Tensor, number: int) -> torch.Tensor:
+def _summed(case: OperatorCase, stack: torch.Tensor, name: str) -> torch.Tensor:
     """Reduces `stack` with a bound for any order of the additions. Must run within the running error mode."""
-    op, num = case.reduction(number)
+    op, num = case.reduction(name)
     if not op:
         return stack.detach()
-    stack = stack.reshape((num, *case.operands[number]))
+    stack = stack.reshape((num, *case.whole_shape(name)))
     if op in ("max", "min"):
         return stack.amax(0).detach() if op == "max" else (-(-stack).amax(0)).detach()
     total = stack.sum(0)

@@ -24,9 +24,10 @@ show.
 
 Three more calls of an operator are on the second axis of a mesh, on two of three processes, and on three ranks. All
 elementwise operators share one rule in torch, so an elementwise operator has these calls only if it is in `PROMOTING`.
-Three more calls repeat earlier calls with other arguments, two repeat one with fewer gradients, and two calls have a
-shape that no other call has. On a mesh of 2 x 2 ranks, most operators have two calls with an operand that is sharded on
-both axes, and one operator of each kind also has calls with partial operands.
+Three more calls repeat earlier calls with other arguments, and further calls change one argument of an earlier call.
+Two calls repeat one with fewer gradients, one has partial cotangents, and two have a shape that no other call has. On a
+mesh of 2 x 2 ranks, most operators have two calls with an operand that is sharded on both axes, and one operator of
+each kind also has calls with partial operands.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from equivtest.families.operators.case_operator import FLOATS, Operator
 from equivtest.families.operators.case_samples import IN_PLACE, OUT, ROWS, UNDECIDED, way_of
 from equivtest.families.operators.case_table import (
     BACKWARD,
+    CHANCE,
     ELEMENTWISE,
     HAND_WRITTEN,
     LISTS,
@@ -54,6 +56,7 @@ from equivtest.families.operators.case_table import (
     kind_of,
     results_of,
 )
+from equivtest.families.operators.strategy_changes import with_one_change
 from equivtest.families.operators.strategy_forms import NAMED, forms_of, places_of, signs_of
 from equivtest.layout import Shard, parse_placement
 from equivtest.property import Enumeration, Space
@@ -96,6 +99,9 @@ OWN_SHAPE: Shape = (4, 2, 3)
 
 MAX_ROWS = 200
 """Largest number of combinations per form that `covering` chooses from."""
+
+MAX_CHANGES = 3
+"""Largest number of calls of an operator that each change one argument of an earlier call."""
 
 MAX_CALLS = {"": 6, IN_PLACE: 3, OUT: 2}
 """Way of calling -> largest number of calls of one operator with forms from torch's list, in a gate."""
@@ -146,6 +152,7 @@ def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
             *one,
             *_again(one),
             *_with_some_gradients(one),
+            *_with_partial_cotangents(one),
             *_on_other_meshes(one),
             *_of_two_dtypes(one, space.dtypes),
         )
@@ -159,17 +166,27 @@ def _with_and_without_gradients(calls: tuple[OperatorCase, ...]) -> tuple[Operat
 
 
 def _again(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
-    """Returns two calls with other arguments than an earlier call with a shard, and one of an earlier partial sum.
+    """Returns calls with other arguments than an earlier call with a shard, and one of an earlier partial sum.
 
     A cache of rules that ignores the arguments would show. Of the earlier calls, the first of those with the most dims
-    is taken.
+    is taken. If only one argument changes, a shard that lies behind the named dims is preferred: an argument such as
+    `keepdim` changes the number of the sharded dim then.
     """
     found = []
     for word, num in (("shard", 2), ("partial(sum)", 1)):
-        earlier = [case for case in calls if _has(case, word) and case.operator not in SLOW_IF_SHARDED | CONVOLUTIONS]
+        earlier = [case for case in calls if _has(case, word) and not _raises_in_backward(case)]
+        earlier = [case for case in earlier if case.operator not in SLOW_IF_SHARDED | CONVOLUTIONS]
         if earlier:
             found += _with_other_arguments(max(earlier, key=lambda case: len(case.operands[0])))[:num]
+        if earlier and word == "shard" and earlier[0].operator not in CHANCE:
+            found += itertools.islice(with_one_change(max(earlier, key=_stays_sharded)), MAX_CHANGES)
     return [case for case in dict.fromkeys(found) if case not in calls]
+
+
+def _stays_sharded(case: OperatorCase) -> tuple[int, bool]:
+    """Returns the number of dims, and whether a sharded dim lies behind all dims that the call names."""
+    place = places_of(Signature(case.operands, case.arguments)).get(case.placements[0][0], ("",))
+    return len(case.operands[0]), place[0] == "behind"
 
 
 def _with_other_arguments(first: OperatorCase) -> list[OperatorCase]:
@@ -200,6 +217,16 @@ def _with_some_gradients(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
         replace(first, requires_grad=first.requires_grad[1:]),
         replace(last, requires_grad=last.requires_grad[:1]),
     ]
+
+
+def _with_partial_cotangents(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
+    """Returns a call with a shard whose cotangents are partial sums, as a product with a sharded weight returns them.
+
+    A backward that takes each rank's term for the whole cotangent would show.
+    """
+    taken = [case for case in calls if case.graded() and _can_return(case) and _has(case, "shard")]
+    first = next((case for case in taken if case.operator not in CONVOLUTIONS), None)
+    return [] if first is None else [replace(first, cotangents=(("partial(sum)",),) * len(first.results))]
 
 
 def _on_a_shape_of_their_own(name: str, dtype: str) -> list[OperatorCase]:
@@ -260,7 +287,11 @@ def _sharded_on_two_axes(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
 
 def _can_return(case: OperatorCase) -> bool:
     """True unless the call writes to an operand, or has a backward that always raises."""
-    return not way_of(case.operator) and not (case.operator in WITHOUT_BACKWARD and case.requires_grad)
+    return not way_of(case.operator) and not _raises_in_backward(case)
+
+
+def _raises_in_backward(case: OperatorCase) -> bool:
+    return case.operator in WITHOUT_BACKWARD and bool(case.requires_grad)
 
 
 def _dims_for_axes(case: OperatorCase) -> Iterator[tuple[int, tuple[int, int]]]:

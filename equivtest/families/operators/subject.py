@@ -124,7 +124,8 @@ def operand_of(case: OperatorCase, mesh: DeviceMesh, given: Given, number: int) 
 
 
 def cotangent_of(case: OperatorCase, mesh: DeviceMesh, given: Given, number: int) -> DTensor:
-    local, placements = given[f"cotangent.{number}"].detach(), placements_of(case.cotangent_layout(number))
+    layout = case.cotangent_layout(number)
+    local, placements = own_operand(given[f"cotangent.{number}"], layout), placements_of(layout)
     return dtensor_of(local, mesh, placements, case.results[number].shape, is_contiguous=True)
 
 

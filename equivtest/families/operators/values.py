@@ -13,7 +13,6 @@ import math
 import torch
 
 from equivtest.cases.case import Shape
-from equivtest.cases.operands import partial_axes
 from equivtest.cases.values import draw
 from equivtest.cases.values.integers import generator, odd_integers, permutation, signs
 from equivtest.cases.values.real import nearly_normal, without_subnormals
@@ -43,7 +42,7 @@ _LARGEST = {8: 1, 11: 1}
 
 @draw.register
 def draw_operators(case: OperatorCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws the operands and the cotangents. A partial operand is the stack of its terms, one per rank.
+    """Draws the operands and the cotangents. A partial tensor is the stack of its terms, one per rank.
 
     Modes:
         dense: Integers of the operator's domain, such as positive integers. The terms of a partial operand reduce
@@ -56,8 +55,8 @@ def draw_operators(case: OperatorCase, index: int) -> dict[str, torch.Tensor]:
         kind, _, number = name.partition(".")
         source = generator(mode, seed, name)
         if kind == "cotangent":
-            value = _draw_cotangent(case, mode, case.shapes()[name], source)
-            given[name] = value.to(DTYPES[case.results[int(number)].dtype])
+            value = _draw_cotangent(case, mode, case.whole_shape(name), source)
+            given[name] = _stacked(case, name, value, (mode, ""), source).to(DTYPES[case.results[int(number)].dtype])
         else:
             given[name] = _draw_operand(case, int(number), mode, source)
     return given
@@ -82,9 +81,14 @@ def _draw_operand(case: OperatorCase, number: int, mode: str, source: torch.Gene
     domain = case.domain_of(number)
     is_exact = mode == EXACT_MODE
     value = _draw_exact(case, shape, (fewest, domain), source) if is_exact else _draw_real(shape, domain, source)
-    parts = _parts_of(value, *case.reduction(number), (mode, domain), source)
-    axes = partial_axes(case.operand_layout(number))
-    return parts.reshape((*(case.mesh_shape[axis] for axis in axes), *shape)).to(DTYPES[dtype])
+    return _stacked(case, f"operand.{number}", value, (mode, domain), source).to(DTYPES[dtype])
+
+
+def _stacked(
+    case: OperatorCase, name: str, value: torch.Tensor, of: tuple[str, str], source: torch.Generator
+) -> torch.Tensor:
+    """Returns the value, or the terms of a partial tensor `name`, with one dim per partial axis."""
+    return _parts_of(value, *case.reduction(name), of, source).reshape(case.shapes()[name])
 
 
 def _draw_exact(case: OperatorCase, shape: Shape, of: tuple[str, str], source: torch.Generator) -> torch.Tensor:
