@@ -115,6 +115,13 @@ fully_sharded_block_by_layers = module_property(
     BUILD, f"{FULLY_SHARDED}_by_layers", x_shapes=ROWS, options={"reshard_after_forward": (True, False, 2)}
 )
 
+fully_sharded_block_by_switches = module_property(
+    "equivtest.programs.examples.switches:by_method",
+    "equivtest.programs.examples.switches:fully_sharded_by_switches",
+    x_shapes=ROWS,
+    options=dict.fromkeys(("together", "ignores_one", "offloads", "prefetches", "gathers_early"), (False, True)),
+)
+
 fully_sharded_block_from_rank_0 = module_property(
     BUILD, f"{FULLY_SHARDED}_from_rank_0", x_shapes=((2, 2), (3, 2), (5, 2), (4, 3, 2)), needs_world=True
 )

@@ -1,0 +1,80 @@
+"""FSDP2 with switches that change when parameters are gathered, where they are stored, and how a module is called.
+
+No switch may change a result.
+
+Source: fully_shard, FSDPModule and register_fsdp_forward_method in torch/distributed/fsdp/_fully_shard (2.13.0).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard, register_fsdp_forward_method
+
+from equivtest.programs.examples.gated import BufferedBlock
+
+
+class ByMethod(nn.Module):
+    """Calls a method of its block that is not `forward`: y = x + block.change(x)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = BufferedBlock(2, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = x + self.block.change(x)
+        return output
+
+
+by_method = ByMethod
+
+
+def fully_sharded_by_switches(
+    module: ByMethod,
+    mesh: DeviceMesh,
+    *,
+    together: bool = False,
+    ignores_one: bool = False,
+    offloads: bool = False,
+    prefetches: bool = False,
+    gathers_early: bool = False,
+) -> nn.Module:
+    """Shards the layers of the block, and then the block, whose method `change` counts as a forward.
+
+    Args:
+        together: Whether two layers are sharded as one group of parameters. Otherwise each is sharded alone.
+        ignores_one: Whether each rank has one weight as a whole. A hook averages the gradient of this weight.
+        offloads: Whether parameters, gradients and updates are on the CPU.
+        prefetches: Whether a layer gathers the parameters of the next layer in the forward, and of the previous layer
+            in the backward.
+        gathers_early: Whether parameters are gathered before the first forward, and kept until the end of the backward.
+    """
+    block = module.block
+    ignored: Any = {block.up.weight} if ignores_one else set()
+    policy = CPUOffloadPolicy(pin_memory=False) if offloads else OffloadPolicy()
+    how: dict[str, Any] = {"mesh": mesh, "offload_policy": policy, "reshard_after_forward": not gathers_early}
+    groups: Any = [[block.gate, block.up], [block.down]] if together else [[each] for each in block.children()]
+    for group in groups:
+        fully_shard(group if len(group) > 1 else group[0], ignored_params=ignored, **how)
+    sharded: Any = fully_shard(block, ignored_params=ignored, **how)
+    register_fsdp_forward_method(sharded, "change")
+    for weight in ignored:
+        weight.register_hook(lambda gradient: averaged(gradient, mesh))
+    first, last = sharded.gate, sharded.down
+    if prefetches:
+        first.set_modules_to_forward_prefetch([last])
+        last.set_modules_to_backward_prefetch([first])
+    if gathers_early:
+        sharded.set_unshard_in_backward(False)
+        for layer in (first, last):
+            layer.unshard(async_op=True)
+    return module
+
+
+def averaged(gradient: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    total = gradient.clone()
+    distributed.all_reduce(total, group=mesh.get_group())
+    return total / mesh.size()
