@@ -187,7 +187,39 @@ BLIND_AGAIN: dict[str, WrongRule] = {
 }  # fmt: skip
 """Planted later by another author, who had read no case either. `plain_blind_training_2` shows each rule."""
 
-WRONG = FIRST | LATER | BLIND | BLIND_AGAIN
+OPTIM, STATE = "torch.distributed.optim.", "torch.distributed.checkpoint."
+
+BLIND_THIRD: dict[str, WrongRule] = {
+    # DistributedDataParallel, its hooks, and averaging of models
+    "buffers_left_apart": WrongRule("after a step without synchronization buffers are never broadcast again", "ddp", f"{DDP}DistributedDataParallel._post_forward", "self.require_forward_param_sync = True", "pass", "pytorch 21736"),
+    "compressed_too_early": WrongRule("PowerSGD counts buckets, not steps, until it begins", "ddp", f"{HOOKS}powerSGD_hook:PowerSGDState.maybe_increase_iter", "if bucket.is_last():", "if True:", "pytorch 50973"),
+    "averager_starts_again": WrongRule("a resumed post-local SGD counts its steps from 0", "training", f"{OPTIM}post_localSGD_optimizer:PostLocalSGDOptimizer.load_state_dict", 'self.averager.step = state_dict["step"]', "self.averager.step = 0", "pytorch 74556"),
+    # FSDP2
+    "next_gradient_misplaced": WrongRule("the gradient after one with an uneven shard is read from its padding", "fsdp2", f"{FSDP2}_fsdp_collectives:foreach_reduce", "flat_grad_offset += padded_sharded_numel", "flat_grad_offset += new_sharded_grad.numel()", "pytorch 117975"),
+    "replicas_of_whole_models": WrongRule("HSDP does not reduce if a shard is the whole parameter", "fsdp2", f"{FSDP2}_fsdp_collectives:foreach_reduce", "if all_reduce_group is not None:  #", "if all_reduce_group is not None and world_size > 1:  #", "verl 7493"),
+    "ignored_beside_others": WrongRule("a parameter to ignore is sharded if its module has others", "fsdp2", f"{FSDP2}_fsdp_init:_get_managed_states", "if param in ignored_params:", "if False:", "pytorch 148242"),
+    "inputs_cast_anyway": WrongRule("cast_forward_inputs=False is ignored", "fsdp2", f"{FSDP2}_fsdp_state:FSDPState._cast_forward_inputs", "self._mp_policy.cast_forward_inputs and", "", "torchtitan 2881"),
+    "state_after_evaluation": WrongRule("a state dict after an evaluation has the parameters of the computation", "fsdp2", f"{FSDP2}_fsdp_param_group:FSDPParamGroup._register_state_dict_hooks", "self._to_sharded()", "pass", "pytorch 144289"),
+    # tensor parallel
+    "replicas_in_the_norm": WrongRule("replicated gradients count with a wrong weight in a norm that is not the 2-norm", "clipping", "torch.distributed.tensor._ops._math_ops:_NormPartial._partition_value", "1 / self.norm_type", "1 / 2", "pytorch 126484"),
+    "bias_of_each_rank": WrongRule("the bias of a row-wise layer is each rank's own", "parallel", f"{TP}style:RowwiseParallel._partition_linear_fn", "[Replicate()],\n                    src_data_rank=self.src_data_rank", "[Replicate()],\n                    src_data_rank=None", "text-generation-inference 1036"),
+    "first_output_decides": WrongRule("outputs are redistributed if the first one is", "parallel", f"{TP}style:PrepareModuleOutput._prepare_out_fn", "if out_layout != desired_out_layout:", "if self.output_layouts[0] != self.desired_output_layouts[0]:", "pytorch 111160"),
+    "fan_of_the_shard": WrongRule("the range of initial weights is by the shard's width", "training", "torch.nn.init:_calculate_fan_in_and_fan_out", "tensor.size(1)", "getattr(tensor, '_local_tensor', tensor).size(1)", "Megatron-Bridge 5840"),
+    # optimizers of sharded parameters
+    "rate_of_the_shard": WrongRule("Muon adjusts the rate by the shard's shape", "optimizer", "torch.optim._muon:_single_tensor_muon", "adjust_lr_fn, param.shape", "adjust_lr_fn, getattr(param, '_local_tensor', param).shape", "Moonlight 27"),
+    # state
+    "unfrozen_in_no_bucket": WrongRule("ZeRO does not broadcast parameters that train only later", "training", f"{OPTIM}zero_redundancy_optimizer:ZeroRedundancyOptimizer._local_step", "if is_trainable_mask != self._is_trainable_mask:", "if False:", "pytorch 52764"),
+    "rates_reversed": WrongRule("making an optimizer's state gives the groups each other's rates", "training", f"{STATE}state_dict:_init_optim_state", "lrs.pop(0)", "lrs.pop()", "pytorch 139575"),
+    "numbers_not_loaded": WrongRule("values that are no tensors are loaded into a copy of the state", "training", f"{STATE}default_planner:DefaultLoadPlanner.load_bytes", "if self.flatten_state_dict:", "if False:", "pytorch 125528"),
+    "gathered_along_one_dim": WrongRule("a full state dict is gathered along the first dim of the mesh", "training", "torch.distributed._state_dict_utils:_gather_state_dict", "[Replicate() for _ in value.placements]", "[Replicate(), *value.placements[1:]]", "pytorch 120722"),
+    # collectives and pipelines
+    "own_part_of_gradient": WrongRule("the gradient of a gathered tensor is only that of the own loss", "training", "torch.distributed.nn.functional:_AllGather.backward", "gx = torch.sum(torch.stack(gxs), dim=0)", "gx = grad_outputs[dist.get_rank(group=ctx.group)]", "pytorch 120386"),
+    "shards_not_scaled": WrongRule("gradients of a stage that is sharded are not divided by the number of micro-batches", "training", f"{PIPELINES}stage:_PipelineStageBase.perform_reduce_grad", "if grad_scale_factor != 1:", "if grad_scale_factor != 1 and not isinstance(self.submod, FSDPModule):", "torchtitan 1732"),
+    "loss_without_keywords": WrongRule("schedules of several stages forget loss_kwargs", "training", f"{PIPELINES}schedules:_PipelineScheduleRuntime._step_microbatches", "stage, output, target_mbs, mb_index, loss_kwargs", "stage, output, target_mbs, mb_index", "pytorch 181057"),
+}  # fmt: skip
+"""Planted by a third author, who had read no case. `plain_blind_training_3` shows each rule."""
+
+WRONG = FIRST | LATER | BLIND | BLIND_AGAIN | BLIND_THIRD
 
 OF_OPTIMIZERS = ("ddp_mlp", "fsdp2_mlp", "sequence_parallel_mlp_trains", "token_mean_step", "every_optimizer")
 PROPERTIES: dict[str, tuple[str, ...]] = {
