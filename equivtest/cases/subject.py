@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -51,8 +52,11 @@ def dtensor_of(
     shape: tuple[int, ...],
     *,
     is_contiguous: bool,
+    **options: Any,
 ) -> DTensor:
     """Makes a DTensor of a global shape from this rank's local tensor, without a collective.
+
+    `options` are further arguments of DTensor.from_local.
 
     Its strides come from a whole tensor in the harness's memory format.  If a shard is empty or has dims of size 1,
     strides from the local tensor would differ between ranks, and then the ranks would call different collectives.
@@ -60,7 +64,9 @@ def dtensor_of(
     whole = torch.empty(shape, device="meta")
     if whole.dim() > 1 and not is_contiguous:
         whole = whole.transpose(-1, -2).contiguous().transpose(-1, -2)
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+    return DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride(), **options
+    )
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TypeVar, cast
+from unittest.mock import patch
 
 import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from equivtest.cases.operands import partial_axes
 from equivtest.cases.subject import Answers, Given, placements_of
+from equivtest.families.redistribute import subject
 from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
 from equivtest.families.redistribute.subject import move_by_torch, run_redistribute
 from equivtest.layout import coordinate_of, local_box, shard_bounds
+from equivtest.tensors import Placed
 from tests.defects.defect import Replacing, argument_of
 
 wrong = Replacing("redistribute")
@@ -291,3 +295,67 @@ def gradient_left_partial(case: RedistributeCase, mesh: DeviceMesh, given: Given
             local, mesh, placements, run_check=False, shape=gradient.shape, stride=gradient.stride()
         )
     return answers
+
+
+# ------------------------------------------------------------------------------------------------
+# Arguments
+
+
+@wrong(
+    "another root",
+    RedistributeCase(world_size=2, road="distribute", source_rank=1),
+    "one rank is the only source",
+)
+def first_rank_distributes(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """The first rank's tensor is distributed, whatever `src_data_rank` says."""
+
+    def from_first(tensor: torch.Tensor, mesh: DeviceMesh, placements: list[Placement], **_: Any) -> DTensor:
+        return distribute_tensor(tensor, mesh, placements)
+
+    with patch.object(subject, "distribute_tensor", from_first):
+        return run_redistribute(case, mesh, given, move_by_torch)
+
+
+@wrong(
+    "another dim",
+    RedistributeCase(world_size=2, shape=(1, 1, 1), target=("shard(2)",), from_end=True),
+    "of two dims the last is the second; on one rank all shards are whole",
+    kind="layout",
+)
+@argument_of(run_redistribute)
+def second_dim_for_the_last(case: RedistributeCase, x: DTensor) -> DTensor:
+    """A dim that is counted from the end is counted as that of a matrix."""
+    right = placements_of(case.layouts()["output"])
+    if not case.from_end or isinstance(case, RefusedRedistributeCase):
+        return move_by_torch(case, x)
+    of_matrix = [Shard(min(each.dim, 1)) if isinstance(each, Shard) else each for each in right]
+    return x.redistribute(placements=of_matrix, async_op=case.async_op, **subject.asked_dtypes(case))
+
+
+@wrong(
+    "layout of gradients",
+    RedistributeCase(world_size=2, road="local", grad_source=("partial(sum)",)),
+    "on one rank a partial gradient is whole",
+    claim="gradients_equal_unsharded",
+)
+def asked_gradient_ignored(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Each rank gets the whole gradient where it asked for its term."""
+    answers = run_redistribute(replace(case, grad_source=()), mesh, given, move_by_torch)
+    gradient = answers.get("grad.x")
+    if isinstance(gradient, Placed):
+        answers["grad.x"] = Placed(gradient.local, case.layouts()["grad.x"])
+    return answers
+
+
+@wrong(
+    "rounded on its way",
+    RedistributeCase(world_size=2, cotangent=("partial(sum)",), forward_dtype="bfloat16"),
+    "one rank has the whole sum",
+    claim="gradients_equal_unsharded",
+)
+def gradient_summed_in_forward_dtype(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """The terms of the gradient are added up in `forward_dtype`."""
+    dtypes = subject.asked_dtypes(case)
+    dtypes |= {"backward_dtype": dtypes.get("backward_dtype", dtypes.get("forward_dtype"))}
+    with patch.object(subject, "asked_dtypes", lambda case: dtypes):
+        return run_redistribute(case, mesh, given, move_by_torch)

@@ -8,15 +8,17 @@ import torch
 
 from equivtest.cases.values import draw
 from equivtest.families.redistribute.case import RedistributeCase
+from equivtest.tensors import DTYPES
 from tests.unsharded import unsharded
 
 
 @unsharded.register
 def unsharded_redistribute(case: RedistributeCase, index: int) -> dict[str, torch.Tensor]:
-    """The tensor and its cotangent; operands are reduced one after the other, in their own dtype."""
-    given = draw(case, index)
-    output = {"output": _reduced(case, "x", given["x"])}
-    return output | {f"grad.{name}": _reduced(case, "cotangent", given["cotangent"]) for name in case.requires_grad}
+    """The tensor and its cotangent; operands are reduced one after the other, in the dtype that the case asks for."""
+    given, of_x = draw(case, index), DTYPES[case.dtype]
+    output = {"output": _reduced(case, "x", given["x"].to(DTYPES[case.forward_dtype or case.dtype]))}
+    cotangent = given["cotangent"].to(DTYPES[case.backward_dtype or case.dtype])
+    return output | {f"grad.{name}": _reduced(case, "cotangent", cotangent).to(of_x) for name in case.requires_grad}
 
 
 def _reduced(case: RedistributeCase, name: str, given: torch.Tensor) -> torch.Tensor:

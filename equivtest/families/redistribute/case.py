@@ -14,7 +14,7 @@ from equivtest.cases.activation import X_ALONE, ActivationCase
 from equivtest.cases.case import Shape, replicated, require
 from equivtest.cases.case_tensor import CaseTensor
 from equivtest.cases.operands import partial_axes, stacked, without_partial
-from equivtest.cases.rules import Dims, OneOf
+from equivtest.cases.rules import Dims, OneOf, Within
 from equivtest.layout import (
     Layout,
     Partial,
@@ -50,8 +50,12 @@ class RedistributeCase(ActivationCase):
             DTensors. If 'local', the calls are from_local, redistribute and to_local, and the leaf is the local tensor.
             If 'full_tensor', the calls are from_local and full_tensor, and the target is replicated. If 'distribute',
             distribute_tensor distributes the source rank's whole tensor, and the leaf and the output are DTensors.
+        source_rank: Argument `src_data_rank` of distribute_tensor. All other ranks have a wrong x.
+        grad_source: Argument `grad_placements` of from_local. If empty, from_local does not get it.
         states_shape: Whether from_local gets the global shape, as uneven shards need.
+        from_end: Whether redistribute and distribute_tensor get the dims of shards counted from the end.
         async_op: Argument of redistribute.
+        forward_dtype, backward_dtype: Arguments of redistribute. If '', redistribute does not get them.
         requires_grad: ('x',) if x needs a gradient, () if it does not.
         x_contiguous, cotangent_contiguous: Whether the harness passes x, or the cotangent, contiguous in memory.
     """
@@ -65,8 +69,13 @@ class RedistributeCase(ActivationCase):
     target: tuple[str, ...] = ("replicate",)
     cotangent: tuple[str, ...] = ()
     road: Annotated[str, OneOf(ROADS)] = "dtensor"
+    source_rank: Annotated[int, Within(0)] = 0
+    grad_source: tuple[str, ...] = ()
     states_shape: bool = True
+    from_end: bool = False
     async_op: bool = False
+    forward_dtype: Annotated[str, OneOf(("", *limits.DTYPES))] = ""
+    backward_dtype: Annotated[str, OneOf(("", *limits.DTYPES))] = ""
     requires_grad: Annotated[tuple[str, ...], OneOf(X_ALONE)] = ("x",)
     x_contiguous: bool = True
     cotangent_contiguous: bool = True
@@ -84,6 +93,8 @@ class RedistributeCase(ActivationCase):
         for name in ("source", "target", "cotangent"):
             self._check_placements(name)
         self._check_road()
+        self._check_grad_source()
+        self._check_dtypes()
 
     def _check_placements(self, name: str) -> None:
         texts, num_axes = getattr(self, name), len(self.mesh_shape)
@@ -110,6 +121,11 @@ class RedistributeCase(ActivationCase):
             self.road != "distribute" or not any(text.startswith("partial") for text in self.source),
             f"with road='distribute' the source must not be partial, got {self.source}",
         )
+        require(
+            self.source_rank < (min(self.mesh_shape) if self.road == "distribute" else 1),
+            f"source_rank must be a rank of each axis, and 0 unless road='distribute', got {self.source_rank}",
+        )
+        require(not self.source_rank or not self.records, "the documented source is rank 0: set records=False")
         if self.cotangent and self.leaves_as_plain_tensor:
             pairs = zip(self.target, self.cotangent, strict=True)
             require(
@@ -120,6 +136,36 @@ class RedistributeCase(ActivationCase):
             self.states_shape or (self.road != "distribute" and self._source_is_even()),
             f"from_local derives the global shape from equal local shapes: set states_shape=True for {self.shape} "
             f"under {self.source}",
+        )
+
+    def _check_grad_source(self) -> None:
+        if not self.grad_source:
+            return
+        require(self.leaves_as_plain_tensor, f"grad_source is for road 'local' or 'full_tensor', got {self.road!r}")
+        require(not self.records, "collectives of grad_source are not documented: set records=False")
+        require(
+            len(self.grad_source) == self.num_axes
+            and all(_has_local_shape(*pair) for pair in zip(self.source, self.grad_source, strict=True)),
+            f"grad_source must have the source's shards, and 'replicate' or 'partial(sum)' elsewhere, got "
+            f"{self.grad_source} for {self.source}",
+        )
+        require(
+            not self.divides_gradient or all(mode != "special" for mode, _ in self.values),
+            "no bound is known for special values that are divided by the number of ranks: choose other values",
+        )
+        require(
+            not self.divides_gradient or not self.reduction("cotangent")[0],
+            f"no bound is known for sums that are divided by the number of ranks: got the cotangent {self.cotangent}",
+        )
+
+    def _check_dtypes(self) -> None:
+        dtypes = (self.forward_dtype, self.backward_dtype)
+        require(dtypes == ("", "") or self.road != "full_tensor", "full_tensor converts no dtype: omit the two dtypes")
+        require(dtypes == ("", "") or not self.records, "bytes are documented for one dtype: set records=False")
+        ops = (self.reduction("x")[0], self.reduction("cotangent")[0])
+        require(
+            fits_sums(self.dtype, dtypes, ops),
+            f"sums in {dtypes} would round {self.dtype}: choose dtypes with more bits and a wider range",
         )
 
     def _source_is_even(self) -> bool:
@@ -160,12 +206,31 @@ class RedistributeCase(ActivationCase):
         if both tensors are partial on them.
         """
         source, cotangent = _layout(self.source), self.cotangent_layout
+        if self.grad_source:
+            return _layout(self.grad_source)
         if self.leaves_as_plain_tensor:
             return without_partial(source)
         pairs = zip(source.placements, cotangent.placements, strict=True)
         reduced = (isinstance(old, Partial) and not isinstance(new, Partial) for old, new in pairs)
         kept = zip(source.placements, reduced, strict=True)
         return Layout(tuple(Replicate() if is_reduced else old for old, is_reduced in kept))
+
+    @property
+    def divides_gradient(self) -> bool:
+        """True if the gradient is partial. Torch divides it among the ranks, because it is whole before."""
+        return "partial(sum)" in self.grad_source
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(filter(None, (self.dtype, self.forward_dtype, self.backward_dtype))))
+
+    @property
+    def dtypes_sent(self) -> tuple[str, ...]:
+        return self.dtypes
+
+    @property
+    def output_dtype(self) -> str:
+        return self.forward_dtype or self.dtype
 
     def operand_layout(self, name: str) -> Layout:
         """Layout of 'x' or 'cotangent' as a DTensor, partial placements included."""
@@ -181,11 +246,20 @@ class RedistributeCase(ActivationCase):
         return placement.op, math.prod(self.mesh_shape[axis] for axis in axes)
 
     def fixes_bits(self, draw: int) -> bool:
-        """False if an answer is a sum or an average of real numbers: the order of the additions changes its bits."""
+        """True if the bits of some answer are known."""
+        return any(self.fixes_bits_of(name, draw) for name in self.answer_names())
+
+    def fixes_bits_of(self, name: str, draw: int) -> bool:
+        """True if the bits of the answer 'output' or 'grad.x' are known.
+
+        The order of additions changes the bits of a sum or an average of real numbers. The kernel that converts special
+        values changes the bits of NaN.
+        """
         mode, _ = self.values[draw]
-        given = {"output": "x", "grad.x": "cotangent"}
-        ops = {self.reduction(given[name])[0] for name in self.answer_names()}
-        return mode != REAL_MODE or not ops <= {"sum", "avg"}
+        if name == "grad.x" and self.divides_gradient:
+            return False
+        op = self.reduction("x" if name == "output" else "cotangent")[0]
+        return op not in ("sum", "avg") if mode == REAL_MODE else mode != "special" or bool(op) or len(self.dtypes) == 1
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
         x = replicated(self.num_axes) if self.road == "distribute" else stacked(_layout(self.source))
@@ -207,6 +281,33 @@ class RedistributeCase(ActivationCase):
         placed = (_layout(self.source), _layout(self.target), self.cotangent_layout)
         kinds = {shard_kind(self.shape, layout, self.mesh_shape) for layout in placed}
         return next(kind for kind in ("empty", "uneven", "even") if kind in kinds)
+
+
+def fits_sums(dtype: str, converted: tuple[str, str], ops: tuple[str, str]) -> bool:
+    """True if no sum or average of x or of the cotangent is in a dtype that would round its terms.
+
+    Args:
+        dtype: The dtype of x.
+        converted: `forward_dtype` and `backward_dtype`. The cotangent has the forward dtype before it is converted.
+        ops: Reductions of x and of the cotangent, '' without one.
+    """
+    forward, backward = converted
+    adds = [op in ("sum", "avg") for op in ops]
+    return (
+        (not adds[0] or widens(dtype, forward))
+        and (not adds[1] or widens(dtype, backward))
+        and (not adds[1] or widens(dtype, forward) or (forward == "bfloat16" and ops[1] == "sum"))
+    )
+
+
+def widens(dtype: str, other: str) -> bool:
+    """True if `other` has each number of `dtype`. '' is `dtype` itself."""
+    return other in ("", dtype, "float64") or (other == "float32" and dtype != "float64")
+
+
+def _has_local_shape(source: str, gradient: str) -> bool:
+    """True if a gradient with one of the placements has the local shape of a tensor with the other."""
+    return source == gradient if source.startswith("shard") else gradient in ("replicate", "partial(sum)")
 
 
 def _layout(texts: tuple[str, ...]) -> Layout:

@@ -11,6 +11,7 @@ _redistribute_backward in torch/distributed/tensor/_redistribute.py (2.13.0).
 from __future__ import annotations
 
 import itertools
+import math
 
 import torch
 
@@ -24,6 +25,7 @@ from equivtest.oracle import expect
 from equivtest.oracle.collectives import Collectives, distribute, expected_collectives, redistribute
 from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor
 from equivtest.oracle.operands import Reduced, bound_reduction, reduce_exactly
+from equivtest.tensors import DTYPES
 
 
 @expect.register
@@ -37,11 +39,11 @@ def expect_redistribute(case: RedistributeCase, index: int) -> Expected:
             value=reduced.value,
             allowed=reduced.allowed,
             layout=case.layouts()[name],
-            dtype=case.dtype,
+            dtype=_dtype(case, name),
             derivation=reduced.derivation,
             requires_grad=bool(case.requires_grad) if name == "output" else None,
             is_symmetric=reduced.is_symmetric,
-            bits=reduced.bits,
+            bits=_bits(case, name, reduced, index),
             is_sum=case.reduction(pairs[name])[0] in ("sum", "avg"),
         )
         for name, reduced in found.items()
@@ -49,16 +51,40 @@ def expect_redistribute(case: RedistributeCase, index: int) -> Expected:
     return Expected(tensors, {name: reduced.bits_used for name, reduced in found.items() if reduced.bits_used})
 
 
+def _dtype(case: RedistributeCase, name: str) -> str:
+    return case.output_dtype if name == "output" else case.dtype
+
+
+def _bits(case: RedistributeCase, name: str, reduced: Reduced, index: int) -> torch.Tensor | None:
+    if reduced.bits is None or not case.fixes_bits_of(name, index):
+        return None
+    return reduced.bits.to(DTYPES[_dtype(case, name)])
+
+
 def reduce_operands(case: RedistributeCase, name: str, given: torch.Tensor, index: int) -> Reduced:
-    """Reduces `given`, which has one term for each rank along the axes on which 'x' or 'cotangent' is partial."""
+    """Reduces `given`, which has one term for each rank along the axes on which 'x' or 'cotangent' is partial.
+
+    The terms are converted first: x to `forward_dtype`, and the cotangent to `backward_dtype` or to the dtype of x.
+    """
+    dtype = case.output_dtype if name == "x" else case.backward_dtype or case.dtype
+    given = given.to(DTYPES[dtype])
     op, num_operands = case.reduction(name)
+    if name == "cotangent" and case.divides_gradient:
+        return _divided(case, given)
     if not op:
-        return Reduced(given.double(), given, None, COPIED)
+        last = given if name == "x" else given.to(DTYPES[case.dtype])
+        return Reduced(last.double(), last, None, COPIED)
     operands = given.reshape(num_operands, *case.shape)
     axes = [case.mesh_shape[axis] for axis in partial_axes(case.operand_layout(name))]
     if case.values[index][0] == REAL_MODE and op in ("sum", "avg"):
         return bound_reduction(operands, op, len(axes))
     return reduce_exactly(name, operands, op, axes)
+
+
+def _divided(case: RedistributeCase, given: torch.Tensor) -> Reduced:
+    """Bounds a gradient that is divided among the ranks, as an average of equal terms."""
+    axes = [case.mesh_shape[axis] for axis in partial_axes(case.gradient_layout)]
+    return bound_reduction(given.expand(math.prod(axes), *given.shape), "avg", len(axes))
 
 
 @expected_collectives.register

@@ -22,7 +22,7 @@ from equivtest.cases.picks import (
     pick_values,
     residues,
 )
-from equivtest.families.redistribute.case import RedistributeCase
+from equivtest.families.redistribute.case import RedistributeCase, fits_sums
 from equivtest.families.redistribute.case_refused import MISFITS, RefusedRedistributeCase
 from equivtest.layout import Shard, parse_placement
 from equivtest.property import Enumeration, Space
@@ -67,6 +67,15 @@ def redistribute_cases(draw: Draw, space: Space) -> RedistributeCase:
     target = ("replicate",) * len(mesh_shape) if road == "full_tensor" else target
     members = pick_members(draw, world_size, MEMBERS_OF_ONE_AXIS)
     records, async_op = pick(draw, "records", RECORDS_OF_ONE_AXIS), pick(draw, "async_op", (False, False, True))
+    cotangent = _pick_cotangent(draw, shape, target, plain=road in ("local", "full_tensor"))
+    grad_source = _pick_grad_source(draw, source, cotangent) if road in ("local", "full_tensor") else ()
+    values = pick_values(draw, REDISTRIBUTE_MODES)
+    if "partial(sum)" in grad_source:
+        values = tuple(("dense" if mode == "special" else mode, seed) for mode, seed in values)
+    source_rank = pick(draw, "source_rank", (0, 0, 1))
+    is_from_other = road == "distribute" and source_rank < min(mesh_shape)
+    dtypes = _pick_dtypes(draw, space, dtype, source, cotangent or target) if road != "full_tensor" else ("", "")
+    is_documented = not (mesh or grad_source or any(dtypes) or (is_from_other and source_rank))
     return RedistributeCase(
         world_size=world_size,
         dtype=dtype,
@@ -75,17 +84,22 @@ def redistribute_cases(draw: Draw, space: Space) -> RedistributeCase:
         shape=shape,
         source=source,
         target=target,
-        cotangent=_pick_cotangent(draw, shape, target, plain=road in ("local", "full_tensor")),
+        cotangent=cotangent,
         road=road,
+        source_rank=source_rank if is_from_other else 0,
+        grad_source=grad_source,
         states_shape=pick(draw, "states_shape", (True, False))
         or road == "distribute"
         or not _is_even(shape, source, mesh_shape),
+        from_end=pick(draw, "from_end", (False, False, True)),
         async_op=async_op and road != "full_tensor",
+        forward_dtype=dtypes[0],
+        backward_dtype=dtypes[1],
         **pick_gradients(draw, ("x",)),
-        values=pick_values(draw, REDISTRIBUTE_MODES),
+        values=values,
         poison=pick(draw, "poison", POISON_TABLE),
         repeats=pick(draw, "repeats", REPEATS),
-        records=records and not mesh,
+        records=records and is_documented,
         members=() if mesh else members,
     )
 
@@ -185,6 +199,36 @@ def _pick_cotangent(draw: Draw, shape: Shape, target: tuple[str, ...], *, plain:
         whole_text = pick(draw, f"whole cotangent {axis}", whole)
         found.append(anything if not plain else text if text.startswith("shard") else whole_text)
     return tuple(found) if is_other else ()
+
+
+def _pick_grad_source(draw: Draw, source: tuple[str, ...], cotangent: tuple[str, ...]) -> tuple[str, ...]:
+    """Draws the placements of the local tensor's gradient, or () for the placements that torch chooses.
+
+    The gradient is partial only if the cotangent is not.
+    """
+    is_given = pick(draw, "grad_source", (False, False, True))
+    is_partial = any(text.startswith("partial") for text in cotangent)
+    table = ("replicate", "partial(sum)")
+    drawn = [pick(draw, f"grad_source {axis}", table) for axis in range(len(source))]
+    found = (
+        text if text.startswith("shard") else table[0] if is_partial else other
+        for text, other in zip(source, drawn, strict=True)
+    )
+    return tuple(found) if is_given else ()
+
+
+def _pick_dtypes(
+    draw: Draw, space: Space, dtype: str, source: tuple[str, ...], cotangent: tuple[str, ...]
+) -> tuple[str, str]:
+    """Draws `forward_dtype` and `backward_dtype`, mostly ''. A sum gets no dtype that would round its terms."""
+    table = ("",) * 2 * len(space.dtypes) + tuple(space.dtypes)
+    forward, backward = (pick(draw, name, table) for name in ("forward_dtype", "backward_dtype"))
+    of_x, of_cotangent = (
+        next((text[8:-1] for text in texts if text.startswith("partial")), "") for texts in (source, cotangent)
+    )
+    ops = (of_x, of_cotangent)
+    choices = ((forward, backward), (forward, ""), ("", backward))
+    return next((each for each in choices if fits_sums(dtype, each, ops)), ("", ""))
 
 
 def _is_even(shape: Shape, source: tuple[str, ...], mesh_shape: Shape) -> bool:

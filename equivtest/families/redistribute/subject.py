@@ -7,6 +7,7 @@ torch/distributed/tensor/_api.py (2.13.0).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.distributed import tensor as torch_tensor
@@ -24,6 +25,7 @@ from equivtest.cases.subject import (
 )
 from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
+from equivtest.tensors import DTYPES
 
 Move = Callable[[RedistributeCase, DTensor], DTensor]
 """Function (case, x) -> x redistributed from the case's source to its target."""
@@ -34,7 +36,12 @@ def redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answ
 
 
 def move_by_torch(case: RedistributeCase, x: DTensor) -> DTensor:
-    return x.redistribute(placements=asked_placements(case), async_op=case.async_op)
+    return x.redistribute(placements=asked_placements(case), async_op=case.async_op, **asked_dtypes(case))
+
+
+def asked_dtypes(case: RedistributeCase) -> dict[str, Any]:
+    asked = {"forward_dtype": case.forward_dtype, "backward_dtype": case.backward_dtype}
+    return {name: DTYPES[dtype] for name, dtype in asked.items() if dtype}
 
 
 def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, move: Move) -> Answers:
@@ -54,8 +61,10 @@ def enter(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor) -> tupl
     """Returns (leaf, DTensor to redistribute). The leaf requires a gradient if the case requires the gradient of x."""
     layout, needs_grad = case.operand_layout("x"), bool(case.requires_grad)
     if case.road == "distribute":
-        whole = given.detach().requires_grad_(needs_grad)
-        made = distribute_tensor(whole, mesh, placements_of(layout))
+        is_source = set(mesh.get_coordinate() or ()) == {case.source_rank}
+        whole = given.detach() if is_source else torch.full_like(given, torch.nan)
+        placements = counted(case, placements_of(layout))
+        made = distribute_tensor(whole.requires_grad_(needs_grad), mesh, placements, src_data_rank=case.source_rank)
         return made, made
     local = own_operand(given, layout)
     if case.road == "dtensor":
@@ -83,15 +92,18 @@ def take_cotangent(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor
 
 def as_dtensor(case: RedistributeCase, mesh: DeviceMesh, local: torch.Tensor, name: str) -> DTensor:
     """Makes 'x' or 'cotangent' from this rank's local tensor, without a collective."""
-    placements = placements_of(case.operand_layout(name))
+    placements, options = placements_of(case.operand_layout(name)), dict[str, Any]()
+    if name == "x" and case.grad_source:
+        options["grad_placements"] = placements_of(case.gradient_layout)
     if name == "x" and not case.states_shape:
-        return DTensor.from_local(local, mesh, placements, run_check=False)
-    return dtensor_of(local, mesh, placements, case.shape, is_contiguous=case.tensors[name].is_contiguous)
+        return DTensor.from_local(local, mesh, placements, run_check=False, **options)
+    is_contiguous = case.tensors[name].is_contiguous
+    return dtensor_of(local, mesh, placements, case.shape, is_contiguous=is_contiguous, **options)
 
 
 def asked_placements(case: RedistributeCase) -> list[Placement]:
     """Returns the placements to request from torch. They are invalid if the case must be refused."""
-    right = placements_of(case.layouts()["output"])
+    right = counted(case, placements_of(case.layouts()["output"]))
     if not isinstance(case, RefusedRedistributeCase):
         return right
     if case.misfit == "to_partial":
@@ -99,3 +111,13 @@ def asked_placements(case: RedistributeCase) -> list[Placement]:
     if case.misfit == "dim":
         return [torch_tensor.Shard(len(case.shape)), *right[1:]]
     return [*right, right[-1]] if case.misfit == "too_many" else right[:-1]
+
+
+def counted(case: RedistributeCase, placements: list[Placement]) -> list[Placement]:
+    """Returns the placements, with the dims of shards counted from the end if the case says so."""
+    if not case.from_end:
+        return placements
+    num_dims = len(case.shape)
+    return [
+        torch_tensor.Shard(each.dim - num_dims) if isinstance(each, torch_tensor.Shard) else each for each in placements
+    ]

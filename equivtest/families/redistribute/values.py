@@ -39,7 +39,10 @@ def draw_redistribute(case: RedistributeCase, index: int) -> dict[str, torch.Ten
         real: Nearly normal numbers, but no zeros.
     """
     mode, seed = case.values[index]
-    return {name: _draw(case, name, mode, seed) for name in case.given_names()}
+    given = {name: _draw(case, name, mode, seed) for name in case.given_names()}
+    return {
+        name: tensor.to(DTYPES[case.output_dtype]) if name == "cotangent" else tensor for name, tensor in given.items()
+    }
 
 
 def _draw(case: RedistributeCase, name: str, mode: str, seed: int) -> torch.Tensor:
