@@ -18,7 +18,7 @@ from equivtest.cases.values import draw
 from equivtest.errors import Misuse
 from equivtest.families.operators import case_samples, strategy_calls
 from equivtest.families.operators.case import OperatorCase
-from equivtest.families.operators.case_samples import LEFT_OUT, ROWS, UNDECIDED, function_of, run_form
+from equivtest.families.operators.case_samples import LEFT_OUT, ROWS, UNDECIDED, function_of, run_form, way_of
 from equivtest.families.operators.case_table import HAND_WRITTEN, LISTS, OPERATORS
 from equivtest.families.operators.oracle import judged_how
 from equivtest.families.operators.strategy_calls import (
@@ -28,6 +28,7 @@ from equivtest.families.operators.strategy_calls import (
     OWN_SHAPE,
     PARTS,
     REFUSED,
+    WRITING,
     calls_of,
     calls_of_operator,
     covering,
@@ -380,7 +381,7 @@ def test_gate_run_repeats_a_call_with_other_arguments(name: str) -> None:
 
 
 def changed(name: str, **fields: Any) -> list[str]:
-    case = OperatorCase(world_size=2, operator=name, placements=(("shard(0)",),), **fields)
+    case = OperatorCase(**{"world_size": 2, "operator": name, "placements": (("shard(0)",),), **fields})
     return [", ".join(f"{key}={value}" for key, value in other.arguments) for other in with_one_change(case)]
 
 
@@ -399,6 +400,28 @@ def test_each_number_of_a_call_from_torchs_list_is_changed_alone() -> None:
     found = changed("nn.functional.max_pool1d", operands=((2, 5),), arguments=given, holds=("any",))
 
     assert set(found) == {f"call=x0, {each}" for each in (*texts, "kernel_size=2, stride=1, ceil_mode=True")}
+
+
+def test_text_among_the_arguments_of_a_call_is_replaced_by_another_text_of_its_kind() -> None:
+    assert changed("nn.functional.gelu", arguments=(("approximate", "tanh"),)) == ["approximate=none"]
+    assert changed(
+        "nn.functional.conv1d", operands=((2, 1, 5), (1, 1, 3)), arguments=(("call", "x0, x1, padding='same'"),),
+        holds=("any", "any"), placements=(("shard(0)",), ("replicate",)),
+    ) == ["call=x0, x1, padding='valid'"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["mul", "add", "maximum", "eq"])
+def test_gate_run_calls_an_operator_on_a_column_and_a_row(name: str) -> None:
+    pairs = [case.operands for case in calls(name) if len(case.operands) == 2]
+
+    assert any(column[-1:] == (1,) == row[:1] and column[0] > 1 < row[-1] for column, row in pairs)
+
+
+def test_gate_run_calls_operators_in_place_and_with_a_given_result() -> None:
+    names = {call.operator for call in gate_calls(2)}
+
+    assert {"mul out", "acos in place", "index_add in place", "cumsum out"} <= names
+    assert not {name for call in gate_calls(4) if way_of(name := call.operator)} & WRITING
 
 
 def test_call_without_a_backward_is_changed_without_gradients() -> None:

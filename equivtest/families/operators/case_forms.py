@@ -44,7 +44,8 @@ def each(**arguments: Argument) -> Form:
 def pairs(**arguments: Argument) -> Form:
     """Returns a form with one operand of the shape, and one that broadcasts to the shape.
 
-    The other operand has the shape too, or one of its dims has size 1, or it lacks some or all of the first dims.
+    The other operand has the shape too, or one of its dims has size 1, or it lacks some or all of the first dims. In
+    the last signature both operands have a dim of size 1, as a column and a row.
     """
 
     def form(shape: Shape) -> Signatures:
@@ -52,6 +53,7 @@ def pairs(**arguments: Argument) -> Form:
         others = (shape, *thin, *(shape[dim:] for dim in range(1, len(shape) + 1)))
         both = [(shape, other) for other in others]
         both += [(other, shape) for other in others[1:]]
+        both += [(thin[-1], thin[0])] if len(thin) > 1 else []
         return tuple(Signature(shapes, tuple(arguments.items())) for shapes in both)
 
     return form

@@ -6,8 +6,9 @@ import torch
 from torch.nn import functional
 
 from equivtest.families.operators.case_arguments import masks
-from equivtest.families.operators.case_forms import Signature, each, either, numbers, pairs, triples
+from equivtest.families.operators.case_forms import Argument, Form, Signature, each, either, numbers, pairs, triples
 from equivtest.families.operators.case_operator import (
+    ALONE,
     ANY,
     BITS,
     BOOLS,
@@ -55,6 +56,18 @@ _UNARY_ROUNDED: tuple[tuple[str, Call, str], ...] = (
     ("deg2rad", torch.deg2rad, ANY), ("rad2deg", torch.rad2deg, ANY),
 )  # fmt: skip
 
+_OPTIONS: dict[str, dict[str, Argument]] = {
+    "nn.functional.gelu": {"approximate": "tanh"}, "nn.functional.elu": {"alpha": 0.5},
+    "nn.functional.celu": {"alpha": 0.5}, "nn.functional.leaky_relu": {"negative_slope": 0.5},
+    "nn.functional.softplus": {"beta": 2.0}, "nn.functional.hardtanh": {"min_val": -2.0, "max_val": 2.0},
+}  # fmt: skip
+"""Options of functions that are also called without them."""
+
+
+def _with_option(name: str) -> Form:
+    return either(each(), each(**_OPTIONS[name])) if name in _OPTIONS else ALONE
+
+
 _COMPARISONS: tuple[tuple[str, Call], ...] = (
     ("eq", torch.eq), ("ne", torch.ne), ("lt", torch.lt), ("le", torch.le), ("gt", torch.gt), ("ge", torch.ge),
     ("logical_and", torch.logical_and), ("logical_or", torch.logical_or), ("logical_xor", torch.logical_xor),
@@ -68,9 +81,12 @@ _CHOICES: tuple[tuple[str, Call], ...] = (
 
 
 ROWS = (
-    *(chooses(name, call, domain=HALVES if name in _TO_WHOLE_NUMBERS else ANY) for name, call in _UNARY_EXACT),
+    *(
+        chooses(name, call, _with_option(name), domain=HALVES if name in _TO_WHOLE_NUMBERS else ANY)
+        for name, call in _UNARY_EXACT
+    ),
     chooses("logical_not", torch.logical_not, domain=BITS),
-    *(rounded(name, call, domain=domain) for name, call, domain in _UNARY_ROUNDED),
+    *(rounded(name, call, _with_option(name), domain=domain) for name, call, domain in _UNARY_ROUNDED),
     *(chooses(name, call, either(pairs(), numbers("other", 1.0, 0.0, -2.0))) for name, call in _COMPARISONS[:6]),
     *(chooses(name, call, pairs(), domain=BITS) for name, call in _COMPARISONS[6:]),
     *(chooses(name, call, pairs()) for name, call in _CHOICES),

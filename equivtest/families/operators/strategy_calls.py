@@ -121,8 +121,11 @@ REFUSED = frozenset(
 torch 2.13.0 refuses each of the three calls that a gate would make, on every rank.
 """
 
-SAMPLED = tuple(row.name for row in ROWS if not way_of(row.name) and row.name not in UNDECIDED)
-"""Names of other such operators that are called as functions and that the oracle can judge."""
+SAMPLED = tuple(row.name for row in ROWS if row.name not in UNDECIDED)
+"""Names of other such operators that the oracle can judge."""
+
+WRITING = frozenset(row.name for row in ROWS if way_of(row.name))
+"""Names of such operators that write to an operand or to `out=`. On three and four ranks a gate does not call them."""
 
 ALL = (*HAND_WRITTEN, *BACKWARD, *LISTS, *SAMPLED, *(row.name for row in NOT_DRAWN))
 """Names of the operators that a conformance run calls."""
@@ -141,22 +144,27 @@ def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
     [world_size] = space.world_sizes
     dtype = next((each for each in space.dtypes if each in REAL_DTYPES), "")
     names = (ENUMERATED if depth == 1 else ALL)[part :: PARTS[world_size]] if dtype else ()
+    names = names if world_size == 2 else tuple(name for name in names if name not in WRITING)
     calls = [_with_and_without_gradients(calls_of_operator(name, 2, dtype, depth)) for name in names]
     if world_size > 2:
         on_more = {3: _on_three_ranks, 4: _on_two_axes}[world_size]
         return [case for one in calls for case in on_more(one)]
-    return [
+    listed = [
         case
-        for one in calls
-        for case in (
-            *one,
-            *_again(one),
-            *_with_some_gradients(one),
-            *_with_partial_cotangents(one),
-            *_on_other_meshes(one),
-            *_of_two_dtypes(one, space.dtypes),
-        )
-    ] + [case for name in names for case in _on_a_shape_of_their_own(name, dtype)]
+        for name, one in zip(names, calls, strict=True)
+        for case in (*one, *(() if name in WRITING else _further_calls(one, space.dtypes)))
+    ]
+    return listed + [case for name in names for case in _on_a_shape_of_their_own(name, dtype)]
+
+
+def _further_calls(calls: Sequence[OperatorCase], dtypes: Sequence[str]) -> list[OperatorCase]:
+    return [
+        *_again(calls),
+        *_with_some_gradients(calls),
+        *_with_partial_cotangents(calls),
+        *_on_other_meshes(calls),
+        *_of_two_dtypes(calls, dtypes),
+    ]
 
 
 def _with_and_without_gradients(calls: tuple[OperatorCase, ...]) -> tuple[OperatorCase, ...]:

@@ -14,6 +14,12 @@ from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.case_forms import Argument, Arguments, Signature
 from equivtest.families.operators.case_table import OPERATORS, is_taken
 
+OPTIONS = (
+    ("none", "mean", "sum"), ("none", "tanh"), ("zeros", "border", "reflection"), ("bilinear", "nearest", "bicubic"),
+    ("linear", "nearest", "area"), ("same", "valid"), ("trunc", "floor"), ("constant", "replicate", "circular"),
+)  # fmt: skip
+"""Texts that some argument takes, such as the reductions of a loss. Another text of the same row is tried."""
+
 CALL = "call"
 """Argument of a call from torch's list: the text of its arguments."""
 
@@ -58,6 +64,8 @@ def _others(value: Argument) -> tuple[Argument, ...]:
         return (value + 1, value - 1, 2 * value)
     if isinstance(value, float):
         return (value / 2, value + 1)
+    if isinstance(value, str):
+        return tuple(other for row in OPTIONS if value in row for other in row if other != value)
     if not isinstance(value, tuple):
         return ()
     turned = value[::-1]
