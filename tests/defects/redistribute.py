@@ -324,7 +324,7 @@ def first_rank_distributes(case: RedistributeCase, mesh: DeviceMesh, given: Give
 )
 @argument_of(run_redistribute)
 def second_dim_for_the_last(case: RedistributeCase, x: DTensor) -> DTensor:
-    """A dim that is counted from the end is counted as that of a matrix."""
+    """Counts a dim from the end as if the tensor were a matrix."""
     right = placements_of(case.layouts()["output"])
     if not case.from_end or isinstance(case, RefusedRedistributeCase):
         return move_by_torch(case, x)
@@ -339,7 +339,7 @@ def second_dim_for_the_last(case: RedistributeCase, x: DTensor) -> DTensor:
     claim="gradients_equal_unsharded",
 )
 def asked_gradient_ignored(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Each rank gets the whole gradient where it asked for its term."""
+    """Each rank gets the whole gradient, although it asked for its term."""
     answers = run_redistribute(replace(case, grad_source=()), mesh, given, move_by_torch)
     gradient = answers.get("grad.x")
     if isinstance(gradient, Placed):
