@@ -166,10 +166,23 @@ resumed_step = module_property(
     conclusive_dtypes=("float32", "float64"),
 )
 
-# Each row is a micro-batch, and in nearly every case ranks have different numbers of rows.
-joined_step = module_property(
-    "equivtest.programs.examples.next_token:next_token",
+# All micro-batches except the last run in `no_sync`. Buffers of all ranks except the first change between the steps.
+unsynchronized_step = module_property(
+    "equivtest.programs.examples.next_token:scaled_next_token",
     DATA_PARALLEL,
+    inputs={"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))},
+    sizes={"batch": (2, 4, 7, 9, 12), "seq": (2,)},
+    optimizer=f"{TOKEN_MEAN}adamw",
+    step="equivtest.programs.examples.unsynchronized:unsynchronized",
+    micro_batches=3,
+    max_norm=0.5,
+    conclusive_dtypes=("float32", "float64"),
+)
+
+# Each row is a micro-batch, and in nearly every case ranks have different numbers of rows. Buffers change too.
+joined_step = module_property(
+    "equivtest.programs.examples.next_token:scaled_next_token",
+    "equivtest.programs.examples.joined:replicated",
     inputs={"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))},
     sizes={"batch": (3, 5, 7, 11, 15), "seq": (2,)},
     optimizer=f"{TOKEN_MEAN}adamw",

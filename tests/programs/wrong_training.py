@@ -225,7 +225,7 @@ OF_OPTIMIZERS = ("ddp_mlp", "fsdp2_mlp", "sequence_parallel_mlp_trains", "token_
 PROPERTIES: dict[str, tuple[str, ...]] = {
     "optimizer": OF_OPTIMIZERS,
     "clipping": (*OF_OPTIMIZERS, "hsdp_mlp", "norm_of_one_mesh_by_largest", "norm_of_groups_by_root", "scaled_step"),
-    "ddp": ("ddp_mlp", "data_parallel_block", "data_parallel_block_by_hook", "joined_step"),
+    "ddp": ("ddp_mlp", "data_parallel_block", "data_parallel_block_by_hook", "joined_step", "unsynchronized_step"),
     "fsdp2": (
         "fsdp2_mlp", "fsdp2_mixed_mlp", "fsdp2_tp_mlp", "hsdp_mlp", "fully_sharded_block", "fully_sharded_block_by_layers",
         "fully_sharded_sequence_parallel_block", "token_mean_step", "resumed_step",

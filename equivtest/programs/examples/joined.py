@@ -8,10 +8,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 
-from equivtest.programs.examples.token_mean import MicroBatch, Report, TokenMean
+from equivtest.programs.examples.token_mean import MicroBatch, Report, TokenMean, change_buffers
+
+
+def replicated(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return DistributedDataParallel(module, process_group=mesh.get_group())
 
 
 class Joined(TokenMean):
@@ -21,6 +26,9 @@ class Joined(TokenMean):
     The average is over all ranks in every second step, and in the other steps over the ranks that have a row. The step
     adds up the averages. So the ranks with the most rows have the gradients of the whole batch. These ranks update
     their parameters, and all other ranks receive the parameters when the context ends.
+
+    Before each forward, all ranks receive the buffers of the last rank that has a further row. The buffers of all other
+    ranks change after each forward, in the way in which running statistics follow a rank's own rows.
 
     Attributes:
         divides_by_all: Whether gradients are averaged over all ranks in this step.
@@ -43,17 +51,22 @@ class Joined(TokenMean):
 
     def run(self) -> Report:
         with self.module.join(divide_by_initial_world_size=self.divides_by_all):
-            for number, row in enumerate(self.micro_batches):
+            for number in range(len(self.micro_batches)):
                 self.begin()
-                loss = self.module(**row, reduction="sum")["loss"]
-                self.backward(number, self.scaled(number, loss))
-                self.losses.append(loss.detach())
+                self.run_micro_batch(number)
+                if self.mesh.get_local_rank() != self.sender(number + 1):
+                    change_buffers(self.module)
             for parameter, total in zip(self.parameters, self.totals, strict=True):
                 parameter.grad = total
             if len(self.micro_batches) == self.num_rows[0]:
                 self.update()
         self.reduce()
         return {"loss": self.reported()}
+
+    def sender(self, number: int) -> int:
+        """Returns the rank that sends its buffers before a forward, or before the end if no rank has a further row."""
+        number = min(number, int(self.num_rows[0]) - 1)
+        return int((self.num_rows > number).sum()) - 1
 
     def scaled(self, number: int, loss: torch.Tensor) -> torch.Tensor:
         num_averaged = self.mesh.size() if self.divides_by_all else (self.num_rows > number).sum()

@@ -19,10 +19,31 @@ class NextToken(nn.Module):
         self.head = nn.Linear(FEATURES, VOCAB)
 
     def forward(self, ids: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> dict[str, torch.Tensor]:
-        logits = self.head(torch.tanh(self.norm(self.embedding(ids)))).flatten(0, -2)
+        logits = self.logits(ids).flatten(0, -2)
         loss = functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction=reduction)
         return {"loss": loss}
+
+    def logits(self, ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(torch.tanh(self.norm(self.embedding(ids))))
+        return logits
+
+
+class ScaledNextToken(NextToken):
+    """Multiplies the logits by a buffer."""
+
+    factor: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.tensor(0.5))
+
+    def logits(self, ids: torch.Tensor) -> torch.Tensor:
+        return super().logits(ids) * self.factor
 
 
 def next_token() -> nn.Module:
     return NextToken()
+
+
+def scaled_next_token() -> nn.Module:
+    return ScaledNextToken()

@@ -57,15 +57,22 @@ class TokenMean:
 
     def run(self) -> Report:
         self.begin()
-        for number, each in enumerate(self.micro_batches):
-            reduces_gradients(self.module, self.reduces(number))
-            loss = self.module(**each, reduction="sum")["loss"]
-            self.backward(number, self.scaled(number, loss))
-            self.losses.append(loss.detach())
+        for number in range(len(self.micro_batches)):
+            self.accumulate(number)
         self.reduce()
         norm = self.clipped()
         self.update()
         return {"loss": self.reported(), "total_norm": norm}
+
+    def accumulate(self, number: int) -> None:
+        """Adds the gradients of one micro-batch to the earlier gradients."""
+        reduces_gradients(self.module, self.reduces(number))
+        self.run_micro_batch(number)
+
+    def run_micro_batch(self, number: int) -> None:
+        loss = self.module(**self.micro_batches[number], reduction="sum")["loss"]
+        self.backward(number, self.scaled(number, loss))
+        self.losses.append(loss.detach())
 
     def summed(self, tensor: torch.Tensor) -> torch.Tensor:
         distributed.all_reduce(tensor, group=self.mesh.get_group())
@@ -117,3 +124,9 @@ def clip(module: nn.Module) -> torch.Tensor:
     """Clips all gradients. Returns their norm before clipping, which every rank has as a whole."""
     norm = torch.nn.utils.clip_grad_norm_(module.parameters(), MAX_NORM)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def change_buffers(module: nn.Module) -> None:
+    with torch.no_grad():
+        for buffer in module.buffers():
+            buffer += 1

@@ -5,18 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 
 from equivtest.programs.case import PARTS_OF_WHOLE, ModuleCase
 from equivtest.programs.examples.joined import Joined
-from tests.defects.defect import Replacing, run_with
+from equivtest.programs.run.module import run_module
+from tests.defects.defect import Replacing, argument_of, run_with
 from tests.defects.programs.steps import run_step, step_named
 
 wrong = Replacing("module")
 
 _THREE_ROWS = ModuleCase(
     world_size=2,
-    build="equivtest.programs.examples.next_token:next_token",
-    parallelize="equivtest.programs.examples.plans:data_parallel",
+    build="equivtest.programs.examples.next_token:scaled_next_token",
+    parallelize="equivtest.programs.examples.joined:replicated",
     inputs=(("ids", "ids(7)", ("batch", "seq")), ("targets", "targets(7, -100)", ("batch", "seq"))),
     sizes=(("batch", 3), ("seq", 2)),
     batch=PARTS_OF_WHOLE,
@@ -56,6 +60,13 @@ class LastUpdated(Joined):
 
 def __getattr__(name: str) -> Any:
     return step_named(name, globals())
+
+
+@wrong("replicas that differ", _THREE_ROWS, _WHY, claim="trains_like_unsharded")
+@argument_of(run_module)
+def buffers_of_each_rank(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Each rank uses its own buffers, which differ from the second step on."""
+    return DistributedDataParallel(module, process_group=mesh.get_group(), broadcast_buffers=False)
 
 
 divided_by_the_other_number = wrong(
