@@ -50,7 +50,10 @@ def clipped(
 # shard, torch hangs for the largest magnitude (finding 23).
 norm_of_one_mesh_by_largest = clipped("mixture", "on_one_mesh", "in_one_call_by_largest", math.inf, world_sizes=FULL)
 
-# The same on several meshes, with shards empty on some ranks, beside each rank's own experts and parameters of one
+# The sum of all magnitudes. A gradient counts once, however many ranks have a replica. Some ranks have empty shards.
+norm_of_one_mesh_by_sum = clipped("with_empty_shards", "on_one_mesh", "in_one_call_by_sum", 1, world_sizes=FULL)
+
+# The 2-norm on several meshes, with shards empty on some ranks, beside each rank's own experts and parameters of one
 # pipeline stage.  `studies.step_defects` judges the other norm of each.
 norm_of_groups_by_root = clipped("grouped_with_empty_shards", "over_meshes", "by_groups_by_root", 2)
 

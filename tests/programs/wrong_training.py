@@ -224,7 +224,7 @@ WRONG = FIRST | LATER | BLIND | BLIND_AGAIN | BLIND_THIRD
 OF_OPTIMIZERS = ("ddp_mlp", "fsdp2_mlp", "sequence_parallel_mlp_trains", "token_mean_step", "every_optimizer")
 PROPERTIES: dict[str, tuple[str, ...]] = {
     "optimizer": OF_OPTIMIZERS,
-    "clipping": (*OF_OPTIMIZERS, "hsdp_mlp", "norm_of_one_mesh_by_largest", "norm_of_groups_by_root", "scaled_step"),
+    "clipping": (*OF_OPTIMIZERS, "hsdp_mlp", "norm_of_one_mesh_by_largest", "norm_of_one_mesh_by_sum", "norm_of_groups_by_root", "scaled_step"),
     "ddp": ("ddp_mlp", "data_parallel_block", "data_parallel_block_by_hook", "joined_step", "unsynchronized_step"),
     "fsdp2": (
         "fsdp2_mlp", "fsdp2_mixed_mlp", "fsdp2_tp_mlp", "hsdp_mlp", "fully_sharded_block", "fully_sharded_block_by_layers",

@@ -219,5 +219,6 @@ class Scaled(InOneCall):
 
 
 in_one_call_by_root, in_one_call_by_largest = InOneCall.step, InOneCall.by(math.inf)
+in_one_call_by_sum = InOneCall.by(1.0)
 by_groups_by_root, by_groups_by_largest = ByGroups.step, ByGroups.by(math.inf)
 scaled = Scaled.step
