@@ -122,6 +122,31 @@ fully_sharded_block_by_switches = module_property(
     options=dict.fromkeys(("together", "ignores_one", "offloads", "prefetches", "gathers_early"), (False, True)),
 )
 
+NARROW = "equivtest.programs.examples.narrow:narrow_block"
+WITH_CASTS = "equivtest.programs.examples.narrow:fully_sharded_with_casts"
+
+# FSDP2, or each layer itself, casts what the layer takes. Small integers have few bits, so two examples have real
+# values, of which the residual keeps more bits than the layers.
+fully_sharded_block_with_casts = module_property(
+    NARROW,
+    WITH_CASTS,
+    x_shapes=((4, 2), (5, 2), (4, 3, 2)),
+    options={"casts_in_layers": (False, True)},
+    examples=[
+        ModuleCase(
+            world_size=2,
+            dtype=dtype,
+            build=NARROW,
+            parallelize=f"{WITH_CASTS}(casts_in_layers={casts})",
+            x_shape=(5, 2),
+            batch="mean of parts",
+            values=(("real", 0),),
+        )
+        for dtype, casts in (("float32", False), ("float64", True))
+    ],
+    conclusive_dtypes=("float32", "float64"),
+)
+
 fully_sharded_block_from_rank_0 = module_property(
     BUILD, f"{FULLY_SHARDED}_from_rank_0", x_shapes=((2, 2), (3, 2), (5, 2), (4, 3, 2)), needs_world=True
 )
