@@ -119,7 +119,10 @@ fully_sharded_block_by_switches = module_property(
     "equivtest.programs.examples.switches:by_method",
     "equivtest.programs.examples.switches:fully_sharded_by_switches",
     x_shapes=ROWS,
-    options=dict.fromkeys(("together", "ignores_one", "offloads", "prefetches", "gathers_early"), (False, True)),
+    options={
+        "ignores": ("", "up", "down"),
+        **dict.fromkeys(("together", "offloads", "prefetches", "gathers_early"), (False, True)),
+    },
 )
 
 NARROW = "equivtest.programs.examples.narrow:narrow_block"

@@ -228,7 +228,7 @@ PROPERTIES: dict[str, tuple[str, ...]] = {
     "ddp": ("ddp_mlp", "data_parallel_block", "data_parallel_block_by_hook", "joined_step", "unsynchronized_step"),
     "fsdp2": (
         "fsdp2_mlp", "fsdp2_mixed_mlp", "fsdp2_tp_mlp", "hsdp_mlp", "fully_sharded_block", "fully_sharded_block_by_layers",
-        "fully_sharded_sequence_parallel_block", "token_mean_step", "resumed_step", "fully_sharded_block_with_casts",
+        "fully_sharded_sequence_parallel_block", "token_mean_step", "resumed_step", "fully_sharded_block_by_switches", "fully_sharded_block_with_casts",
     ),
     "parallel": (
         "colwise_linear", "colwise_embedding", "sequence_parallel_mlp", "sequence_parallel_mlp_trains", "fsdp2_tp_mlp",

@@ -7,7 +7,8 @@ Source: fully_shard, FSDPModule and register_fsdp_forward_method in torch/distri
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import distributed, nn
@@ -37,7 +38,7 @@ def fully_sharded_by_switches(
     mesh: DeviceMesh,
     *,
     together: bool = False,
-    ignores_one: bool = False,
+    ignores: str = "",
     offloads: bool = False,
     prefetches: bool = False,
     gathers_early: bool = False,
@@ -46,14 +47,16 @@ def fully_sharded_by_switches(
 
     Args:
         together: Whether two layers are sharded as one group of parameters. Otherwise each is sharded alone.
-        ignores_one: Whether each rank has one weight as a whole. A hook averages the gradient of this weight.
+        ignores: Name of a layer whose weight each rank has as a whole. A hook averages the gradient of this weight. The
+            layer `up` has no other parameter, and `down` has a bias.
         offloads: Whether parameters, gradients and updates are on the CPU.
         prefetches: Whether a layer gathers the parameters of the next layer in the forward, and of the previous layer
             in the backward.
         gathers_early: Whether parameters are gathered before the first forward, and kept until the end of the backward.
     """
     block = module.block
-    ignored: Any = {block.up.weight} if ignores_one else set()
+    names = [f"{ignores}.weight"] if ignores else []
+    ignored = {block.get_parameter(name) for name in names}
     policy = CPUOffloadPolicy(pin_memory=False) if offloads else OffloadPolicy()
     how: dict[str, Any] = {"mesh": mesh, "offload_policy": policy, "reshard_after_forward": not gathers_early}
     groups: Any = [[block.gate, block.up], [block.down]] if together else [[each] for each in block.children()]
@@ -61,8 +64,8 @@ def fully_sharded_by_switches(
         fully_shard(group if len(group) > 1 else group[0], ignored_params=ignored, **how)
     sharded: Any = fully_shard(block, ignored_params=ignored, **how)
     register_fsdp_forward_method(sharded, "change")
-    for weight in ignored:
-        weight.register_hook(lambda gradient: averaged(gradient, mesh))
+    for name in names:
+        sharded.get_parameter(name).register_post_accumulate_grad_hook(partial(average, mesh))
     first, last = sharded.gate, sharded.down
     if prefetches:
         first.set_modules_to_forward_prefetch([last])
@@ -74,7 +77,7 @@ def fully_sharded_by_switches(
     return module
 
 
-def averaged(gradient: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    total = gradient.clone()
-    distributed.all_reduce(total, group=mesh.get_group())
-    return total / mesh.size()
+def average(mesh: DeviceMesh, parameter: torch.Tensor) -> None:
+    gradient = cast("torch.Tensor", parameter.grad)
+    distributed.all_reduce(gradient, group=mesh.get_group())
+    gradient /= mesh.size()
