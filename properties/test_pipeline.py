@@ -29,3 +29,23 @@ pipelined_step = module_property(
     world_sizes=(2, 4),
     conclusive_dtypes=("float32", "float64"),
 )
+
+# Each stage is sharded, and ranks have different rows.  The dim of the rows, and who divides the loss, change.
+sharded_pipelined_step = module_property(
+    f"{PIPELINE}:mean_chain",
+    f"{PIPELINE}_plan:sharded_pipelined",
+    inputs={"x": real(("batch", 2, NUM_FEATURES)), "weights": real(("batch", 2, NUM_FEATURES))},
+    sizes={"batch": (16,)},
+    axes=("pp", "dp"),
+    batch_axis="dp",
+    batch="parts of the whole",
+    options={
+        "counts": (False, True),
+        "dim": (0, 1),
+        "schedule": ("1F1B", "Interleaved1F1B", "ZBVZeroBubble"),
+    },
+    optimizer="equivtest.programs.examples.mixture:sgd",
+    step=f"{PIPELINE}_plan:sharded_scheduled",
+    world_sizes=(2, 4),
+    conclusive_dtypes=("float64",),
+)

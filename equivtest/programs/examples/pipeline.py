@@ -17,7 +17,7 @@ class ResidualLayer(nn.Linear):
 
 
 class Chain(nn.Module):
-    """Residual layers one after the other, with the loss of a batch of inputs x and weights, both of shape (N, F).
+    """Residual layers one after the other, with the loss of a batch of inputs x and weights, both of shape (N, ..., F).
 
     Attributes:
         takes_mean: True if the loss is the mean over the N rows, and False if it is the sum.
@@ -31,12 +31,17 @@ class Chain(nn.Module):
     def forward(self, x: torch.Tensor, weights: torch.Tensor) -> dict[str, torch.Tensor]:
         for layer in self.layers:
             x = layer(x)
-        return {"loss": self.loss(x, weights)}
+        return {"loss": self.loss(x, weights), "output": x.detach()}
 
-    def loss(self, output: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def loss(self, output: torch.Tensor, weights: torch.Tensor, num_rows: int = 0) -> torch.Tensor:
+        """Returns the loss of some rows. A mean divides by `num_rows`, or by the number of these rows if it is 0."""
         total = (output * weights).sum()
-        return total / len(output) if self.takes_mean else total
+        return total / (num_rows or len(output)) if self.takes_mean else total
 
 
 def chain(*, takes_mean: bool) -> nn.Module:
     return Chain(takes_mean=takes_mean)
+
+
+def mean_chain() -> nn.Module:
+    return Chain(takes_mean=True)

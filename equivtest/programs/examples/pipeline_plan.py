@@ -10,11 +10,14 @@ from typing import Any
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
+from torch.distributed.pipelining.microbatch import TensorChunkSpec
 
 from equivtest.programs.examples.pipeline import Chain
 
 NUM_MICRO_BATCHES = 8
+"""The largest number of micro-batches. A batch with fewer rows has a micro-batch for each row."""
 ONE_STAGE = ("GPipe", "1F1B")
 """Schedules in which each rank has one stage. In all other schedules each rank has two stages."""
 BACK_AND_FORTH = ("ZBVZeroBubble",)
@@ -22,7 +25,7 @@ BACK_AND_FORTH = ("ZBVZeroBubble",)
 
 
 class Stage(nn.Module):
-    """Layers that run one after the other."""
+    """Layers that run one after the other. The output is contiguous, because no rank sends a tensor that is not."""
 
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()
@@ -31,7 +34,7 @@ class Stage(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
             x = layer(x)
-        return x
+        return x.contiguous()
 
 
 class Pipeline(nn.Module):
@@ -39,26 +42,30 @@ class Pipeline(nn.Module):
 
     Attributes:
         layers: The layers of this rank, by their number in the chain.
-        stages: The layers of each stage of this rank, by the number of the stage.
-        loss: The function of a micro-batch's outputs and weights that gives the micro-batch's loss.
+        stages: The stages of this rank, by the number of the stage.
         takes_mean: True if the loss of the batch is the mean of the losses of the micro-batches.
         infers: True if the stages infer the shapes of tensors that they receive, False if the shapes are given.
+        counts: True if the loss function takes the number of rows of the batch, and divides by it. Then the losses of
+            the micro-batches are added up.
+        dim: The dim of the rows in tensors between stages.
         schedule: Made in the first step.
     """
 
-    def __init__(self, chain: Chain, mesh: DeviceMesh, schedule: str, *, infers: bool) -> None:
+    def __init__(
+        self, chain: Chain, mesh: DeviceMesh, schedule: str, *, infers: bool, counts: bool = False, dim: int = 0
+    ) -> None:
         super().__init__()
-        self.mesh, self.name, self.infers = mesh, schedule, infers
-        self.loss, self.takes_mean = chain.loss, chain.takes_mean
+        self.mesh, self.name, self.infers, self.counts, self.dim = mesh, schedule, infers, counts, dim
+        self.whole_loss, self.takes_mean = chain.loss, chain.takes_mean and not counts
         self.layers = nn.ModuleDict()
-        self.stages: dict[int, list[nn.Module]] = {}
+        self.stages: dict[int, Stage] = {}
         self.schedule: Any = None
         rank, num_ranks = mesh.get_local_rank(), mesh.size()
         numbers = stages_of(rank, num_ranks, schedule)
         self.num_stages = num_ranks * len(numbers)
         for number in numbers:
             own = torch.arange(len(chain.layers)).tensor_split(self.num_stages)[number].tolist()
-            self.stages[number] = [chain.layers[layer] for layer in own]
+            self.stages[number] = Stage([chain.layers[layer] for layer in own])
             self.layers.update({str(layer): chain.layers[layer] for layer in own})
 
     @property
@@ -74,20 +81,26 @@ class Pipeline(nn.Module):
         """The rank that has the last stage."""
         return 0 if self.name in BACK_AND_FORTH else self.mesh.size() - 1
 
+    def loss(self, output: torch.Tensor, weights: torch.Tensor, **counts: int) -> torch.Tensor:
+        return self.whole_loss(output.movedim(self.dim, 0), weights, **counts)
+
     def make_schedule(self, batch: torch.Tensor) -> Any:
         """Returns a schedule for batches of the same shape."""
-        stages = [self.make_stage(number, layers, batch) for number, layers in self.stages.items()]
+        num = min(NUM_MICRO_BATCHES, batch.size(self.dim))
+        row = batch.detach().chunk(num, self.dim)[0]
+        stages = [self.make_stage(number, stage, row) for number, stage in self.stages.items()]
         kind: Any = schedules.get_schedule_class(self.name)
         own = stages[0] if self.name in ONE_STAGE else stages
-        return kind(own, NUM_MICRO_BATCHES, loss_fn=self.loss, scale_grads=self.takes_mean)
+        rows = TensorChunkSpec.from_tuple((self.dim,))
+        specs = {"args_chunk_spec": rows, "output_merge_spec": rows} if self.dim else {}
+        return kind(own, num, loss_fn=self.loss, scale_grads=self.takes_mean, **specs)
 
-    def make_stage(self, number: int, layers: list[nn.Module], batch: torch.Tensor) -> PipelineStage:
+    def make_stage(self, number: int, stage: Stage, row: torch.Tensor) -> PipelineStage:
         given: dict[str, Any] = {"group": self.mesh.get_group()}
         if not self.infers:
-            row = batch.detach().chunk(NUM_MICRO_BATCHES)[0]
-            hidden = row.clone().requires_grad_()
+            hidden = row.clone(memory_format=torch.contiguous_format).requires_grad_()
             given |= {"input_args": hidden if number else row, "output_args": hidden}
-        return PipelineStage(Stage(layers), number, self.num_stages, batch.device, **given)
+        return PipelineStage(stage, number, self.num_stages, row.device, **given)
 
 
 def stages_of(rank: int, num_ranks: int, schedule: str) -> tuple[int, ...]:
@@ -101,18 +114,43 @@ def pipelined(chain: Chain, mesh: DeviceMesh, *, schedule: str, infers: bool) ->
     return Pipeline(chain, mesh, schedule, infers=infers)
 
 
+def sharded_pipelined(chain: Chain, mesh: DeviceMesh, *, schedule: str, counts: bool, dim: int) -> nn.Module:
+    """Divides the chain along the axis 'pp' of the mesh, and shards each stage by FSDP2 along 'dp'."""
+    pipeline = Pipeline(chain, mesh["pp"], schedule, infers=False, counts=counts, dim=dim)
+    for stage in pipeline.stages.values():
+        fully_shard(stage, mesh=mesh["dp"])
+    return pipeline
+
+
 def scheduled(
     module: Any, mesh: DeviceMesh, micro_batches: Any, optimizer: torch.optim.Optimizer
 ) -> dict[str, torch.Tensor]:
     """Runs one step of training by the schedule, which cuts the batch into micro-batches."""
     (batch,) = micro_batches
-    module.schedule = module.schedule or module.make_schedule(batch["x"])
+    x = batch["x"].movedim(0, module.dim)
+    module.schedule = module.schedule or module.make_schedule(x)
     optimizer.zero_grad()
     losses: list[torch.Tensor] = []
-    inputs = (batch["x"],) if module.is_first else ()
+    inputs = (x,) if module.is_first else ()
     target = {"target": batch["weights"], "losses": losses} if module.is_last else {}
-    module.schedule.step(*inputs, **target)
+    counts = {"loss_kwargs": {"num_rows": len(batch["x"])}} if module.counts else {}
+    merged = module.schedule.step(*inputs, **target, **counts)
     optimizer.step()
-    loss = torch.stack(losses).sum() if module.is_last else batch["x"].new_zeros(())
-    distributed.broadcast(loss, group=mesh.get_group(), group_src=module.last)
-    return {"loss": loss / NUM_MICRO_BATCHES if module.takes_mean else loss}
+    results = {"loss": x.new_zeros(()), "output": torch.zeros_like(batch["x"])}
+    if module.is_last:
+        (output,) = merged if isinstance(merged, tuple) else (merged,)
+        loss = torch.stack(losses)
+        results["loss"] = loss.mean() if module.takes_mean else loss.sum()
+        results["output"] = output.detach().movedim(module.dim, 0).contiguous()
+    for result in results.values():
+        distributed.broadcast(result, group=module.mesh.get_group(), group_src=module.last)
+    return results
+
+
+def sharded_scheduled(
+    module: Any, mesh: DeviceMesh, micro_batches: Any, optimizer: torch.optim.Optimizer
+) -> dict[str, torch.Tensor]:
+    """Runs one step on this rank's rows, and averages the loss over the ranks of 'dp'."""
+    results = scheduled(module, mesh, micro_batches, optimizer)
+    distributed.all_reduce(results["loss"], group=mesh.get_group("dp"))
+    return {**results, "loss": results["loss"] / mesh["dp"].size()}

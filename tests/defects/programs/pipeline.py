@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
 
 from equivtest.cases.subject import Answers, Given
-from equivtest.programs.case import ModuleCase
+from equivtest.programs.case import PARTS_OF_WHOLE, ModuleCase
 from equivtest.programs.examples.pipeline import Chain
-from equivtest.programs.examples.pipeline_plan import Pipeline, scheduled
+from equivtest.programs.examples.pipeline_plan import Pipeline, Stage, scheduled, sharded_scheduled
 from equivtest.programs.run.module import named_in, run_module
 from tests.defects.defect import Replacing
 
@@ -30,6 +31,22 @@ _TWO_STAGES = ModuleCase(
     steps=2,
     values=(("real", 0),),
 )
+_SHARDED = ModuleCase(
+    world_size=2,
+    dtype="float64",
+    build="equivtest.programs.examples.pipeline:mean_chain",
+    parallelize=f"{_PLAN}:sharded_pipelined(counts=True, dim=0, schedule='1F1B')",
+    inputs=(("x", "real", ("batch", 2, 2)), ("weights", "real", ("batch", 2, 2))),
+    sizes=(("batch", 16),),
+    batch=PARTS_OF_WHOLE,
+    axes=("pp", "dp"),
+    batch_axis="dp",
+    mesh=(2, 1),
+    optimizer="equivtest.programs.examples.mixture:sgd",
+    step=f"{_PLAN}:sharded_scheduled",
+    steps=2,
+    values=(("real", 0),),
+)
 
 
 class Scaled(Pipeline):
@@ -44,12 +61,29 @@ class Scaled(Pipeline):
 class Reversed(Pipeline):
     """Runs the layers of each stage in reverse order."""
 
-    def make_stage(self, number: int, layers: list[nn.Module], batch: torch.Tensor) -> PipelineStage:
-        return super().make_stage(number, layers[::-1], batch)
+    def make_stage(self, number: int, stage: Stage, row: torch.Tensor) -> PipelineStage:
+        return super().make_stage(number, Stage([*stage.layers][::-1]), row)
 
 
 def scaled(chain: Chain, mesh: DeviceMesh, *, schedule: str, infers: bool) -> nn.Module:
     return Scaled(chain, mesh, schedule, infers=infers)
+
+
+def sharded_and_scaled(chain: Chain, mesh: DeviceMesh, *, schedule: str, counts: bool, dim: int) -> nn.Module:
+    pipeline = Scaled(chain, mesh["pp"], schedule, infers=False, counts=counts, dim=dim)
+    for stage in pipeline.stages.values():
+        fully_shard(stage, mesh=mesh["dp"])
+    return pipeline
+
+
+def counted_by_all(
+    module: Any, mesh: DeviceMesh, micro_batches: Any, optimizer: torch.optim.Optimizer
+) -> dict[str, torch.Tensor]:
+    step, num_ranks = module.whole_loss, mesh["dp"].size()
+    module.whole_loss = lambda output, weights, num_rows=0: step(output, weights, num_rows * num_ranks)
+    results = sharded_scheduled(module, mesh, micro_batches, optimizer)
+    module.whole_loss = step
+    return results
 
 
 def reversed_layers(chain: Chain, mesh: DeviceMesh, *, schedule: str, infers: bool) -> nn.Module:
@@ -86,3 +120,15 @@ def layers_of_stages_reversed(case: ModuleCase, mesh: DeviceMesh, given: Given) 
 def gradients_of_pipeline_kept(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Adds the gradients of each step to the gradients of the step before."""
     return run_module(case.but(step=f"{__name__}:kept"), mesh, given, named_in(case))
+
+
+@wrong("wrong divisor or wrong group", _SHARDED, "each rank has a stage", claim="gradients_equal_unsharded")
+def counted_loss_averaged(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Divides the gradients of a loss that was divided by the number of rows by the number of micro-batches too."""
+    return _planned("sharded_and_scaled", case, mesh, given)
+
+
+@wrong("wrong divisor or wrong group", _SHARDED.but(mesh=(1, 2)), "two ranks have rows")
+def counted_loss_of_all_ranks(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Divides the loss by the number of rows of all ranks, although FSDP2 averages over the ranks."""
+    return run_module(case.but(step=f"{__name__}:counted_by_all"), mesh, given, named_in(case))
