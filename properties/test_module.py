@@ -7,7 +7,7 @@ tensors that every rank adds, before or after the sum over the ranks.
 from __future__ import annotations
 
 from equivtest.base import limits
-from equivtest.module import ids, module_property, targets
+from equivtest.module import ids, module_property, real, targets
 from equivtest.programs.case import ModuleCase
 
 BUILD = "equivtest.programs.examples.gated:gated_block"
@@ -28,6 +28,18 @@ sequence_parallel_block = module_property(
     SEQUENCE_PARALLEL,
     x_shapes=((1, 2), (2, 2), (3, 2), (4, 2), (5, 2), (2, 3, 2)),
     examples=[ModuleCase(world_size=4, build=BUILD, parallelize=SEQUENCE_PARALLEL, x_shape=(5, 2), largest=3)],
+)
+
+# Two inputs, one by keyword, and two outputs: each output may be divided.  The worlds are divisors of the rows.
+prepared_pair = module_property(
+    "equivtest.programs.examples.gated:scaled_pair",
+    "equivtest.programs.examples.plans:prepared_pair",
+    inputs={"x": real(("rows", 2)), "memory": real(("rows", 2))},
+    sizes={"rows": (12, 24)},
+    positional=("x",),
+    batch="whole",
+    options=dict.fromkeys(("shards_x", "shards_memory", "in_one"), (True, False)),
+    world_sizes=(1, 2, 3, 4, 6, 12),
 )
 
 ATTENTION = "equivtest.programs.examples.attention:attention_block"

@@ -171,9 +171,9 @@ BLIND_AGAIN: dict[str, WrongRule] = {
     "wrong_piece_after_forward": WrongRule("resharding to fewer ranks keeps another rank's piece", "training", f"{FSDP2}_fsdp_param:FSDPParam.to_sharded_post_forward", "self.post_forward_mesh_info.shard_mesh_rank", "self.post_forward_mesh_info.replicate_mesh_rank", "pytorch 118017"),
     "counted_in_next_step": WrongRule("gradients that were added up before the reduction count in the next step too", "training", f"{FSDP2}_fsdp_param_group:FSDPParamGroup.post_backward", "fsdp_param.unsharded_accumulated_grad = None", "pass", "pytorch 118298"),
     # tensor, sequence and context parallel
-    "keyword_stays_local": WrongRule("PrepareModuleInput does not redistribute keyword arguments", "training", f"{TP}style:PrepareModuleInput._prepare_input_kwarg_fn", "self.desired_input_kwarg_layouts.get(kwarg_key)", "self.desired_input_kwarg_layouts.get(input_layout)", "pytorch 124114"),
+    "keyword_stays_local": WrongRule("PrepareModuleInput does not redistribute keyword arguments", "parallel", f"{TP}style:PrepareModuleInput._prepare_input_kwarg_fn", "self.desired_input_kwarg_layouts.get(kwarg_key)", "self.desired_input_kwarg_layouts.get(input_layout)", "pytorch 124114"),
     "weight_of_ignored_targets": WrongRule("the mean of a weighted loss counts the weight of ignored targets", "training", f"{TP}loss:_nll_loss_forward", "wsum = torch.where(target != ignore_index, wsum, 0)", "pass", "pytorch 185167"),
-    "replicated_input_stays_so": WrongRule("SequenceParallel does not shard an input that is replicated", "training", f"{TP}style:SequenceParallel._prepare_input_fn", "if input_tensor.placements != sequence_sharding:", "if False:", "pytorch 129355"),
+    "replicated_input_stays_so": WrongRule("SequenceParallel does not shard an input that is replicated", "parallel", f"{TP}style:SequenceParallel._prepare_input_fn", "if input_tensor.placements != sequence_sharding:", "if False:", "pytorch 129355"),
     "first_row_restored": WrongRule("the order of the sequence is restored in the first row of the batch", "training", "torch.distributed.tensor.experimental._context_parallel._attention:context_parallel_unshard", "for i in range(data_batch_size):", "for i in range(idx_batch_size):", "pytorch 161062"),
     # distributed checkpoint
     "options_by_position": WrongRule("options of parameter groups are loaded in the order of the groups", "training", "torch.distributed.checkpoint.state_dict:_split_optim_state_dict", "pg_idx = pg_mapping.get(id(param_group), -1)", "pg_idx = cast(ListDictValueType, optim_state_dict[_PG]).index(param_group)", "pytorch 143828"),
@@ -232,7 +232,7 @@ PROPERTIES: dict[str, tuple[str, ...]] = {
     ),
     "parallel": (
         "colwise_linear", "colwise_embedding", "sequence_parallel_mlp", "sequence_parallel_mlp_trains", "fsdp2_tp_mlp",
-        "dtensor_cross_entropy", "parallel_cross_entropy", "gated_block", "attention_block", "sequence_parallel_block",
+        "dtensor_cross_entropy", "parallel_cross_entropy", "gated_block", "attention_block", "sequence_parallel_block", "prepared_pair",
     ),
     "training": (
         "ddp_mlp", "fsdp2_mlp", "fsdp2_mixed_mlp", "fsdp2_tp_mlp", "hsdp_mlp", "sequence_parallel_mlp_trains",

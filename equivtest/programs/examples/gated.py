@@ -72,6 +72,25 @@ class ScaledBlock(GatedBlock):
         return super().change(self.scale(x))
 
 
+class Each(nn.Module):
+    """The pair (x + relu(x), m relu(m)) of an input x and an input m, which is passed by keyword."""
+
+    def forward(self, x: torch.Tensor, *, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + functional.relu(x), memory * functional.relu(memory)
+
+
+class ScaledPair(nn.Module):
+    """The pair (z + relu(z), m relu(m)) with z = w * x + c."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.scale = Scale(num_features)
+        self.each = Each()
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor) -> Any:
+        return self.each(self.scale(x), memory=memory)
+
+
 def gated_block() -> nn.Module:
     """Makes a block with five hidden features, which ranks divide unevenly. One of four ranks has no feature."""
     return GatedBlock(2, 5)
@@ -88,3 +107,7 @@ def two_output_block() -> nn.Module:
 def scaled_block() -> nn.Module:
     """Makes a block with seven hidden features, so that each of four ranks has one."""
     return ScaledBlock(2, 7)
+
+
+def scaled_pair() -> nn.Module:
+    return ScaledPair(2)

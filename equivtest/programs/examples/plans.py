@@ -19,7 +19,9 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
+    PrepareModuleInput,
     PrepareModuleInputOutput,
+    PrepareModuleOutput,
     RowwiseParallel,
     SequenceParallel,
     parallelize_module,
@@ -76,6 +78,43 @@ def sequence_parallel(block: nn.Module, mesh: DeviceMesh, dim: int = 0) -> nn.Mo
 def sharded_sequence_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Divides tokens and hidden features along the axis 'tp' of the mesh, and shards the result by FSDP2 along 'dp'."""
     return fully_sharded(sequence_parallel(block, mesh["tp"], dim=1), mesh["dp"])
+
+
+def prepared_pair(
+    pair: nn.Module, mesh: DeviceMesh, *, shards_x: bool, shards_memory: bool, in_one: bool = False
+) -> nn.Module:
+    """Divides the rows of a scale, and computes the rest on plain tensors, of each rank's own rows or of all rows.
+
+    The scale gets a replicated DTensor, and its result is divided. The number of ranks must divide the number of rows,
+    because PrepareModuleOutput takes shards for equal in size.
+
+    Source: SequenceParallel, PrepareModuleInput and PrepareModuleOutput in torch/distributed/tensor/parallel/style.py
+    (2.13.0).
+
+    Args:
+        shards_x: Whether each rank computes its own rows of the first output. Otherwise it computes all rows.
+        shards_memory: The same for the second output.
+        in_one: Whether one style prepares inputs and outputs, and not two.
+    """
+    whole, rows = Replicate(), Shard(0)
+    x, memory = rows if shards_x else whole, rows if shards_memory else whole
+    inputs: dict[str, Any] = {
+        "input_layouts": (rows,),
+        "desired_input_layouts": (x,),
+        "input_kwarg_layouts": {"memory": whole},
+        "desired_input_kwarg_layouts": {"memory": memory},
+    }
+    outputs: dict[str, Any] = {"output_layouts": (x, memory), "desired_output_layouts": (whole, whole)}
+    plan: dict[str, ParallelStyle] = {
+        "": PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole),
+        "scale": SequenceParallel(sequence_dim=0),
+    }
+    if in_one:
+        plan["each"] = PrepareModuleInputOutput(**inputs, use_local_input=True, **outputs)
+    else:
+        plan["each"] = PrepareModuleInput(**inputs, use_local_output=True)
+        parallelize_module(pair, mesh, {"each": PrepareModuleOutput(**outputs)})
+    return parallelize_module(pair, mesh, plan)
 
 
 def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
