@@ -176,6 +176,33 @@ fully_sharded_sequence_parallel_block = module_property(
     conclusive_dtypes=("float32", "float64"),  # too many digits for 16 bits
 )
 
+EVEN = "equivtest.programs.examples.gated:even_block"
+FROM_STATE = "equivtest.programs.examples.plans:sharded_sequence_parallel_from_state"
+
+# The same after the state of another copy is loaded, which was evaluated in bfloat16.  bfloat16 rounds real numbers.
+fully_sharded_sequence_parallel_block_from_state = module_property(
+    EVEN,
+    FROM_STATE,
+    x_shapes=((4, 2, 2), (4, 3, 2)),
+    axes=("dp", "tp"),
+    world_sizes=(2, 4),
+    batch="mean of parts",
+    options={"whole": (True, False)},
+    conclusive_dtypes=("float32", "float64"),
+    examples=[
+        ModuleCase(
+            world_size=4,
+            mesh=(2, 2),
+            axes=("dp", "tp"),
+            build=EVEN,
+            parallelize=f"{FROM_STATE}(whole=True)",
+            x_shape=(4, 3, 2),
+            batch="mean of parts",
+            values=(("real", 0),),
+        )
+    ],
+)
+
 TOKEN_MEAN = "equivtest.programs.examples.token_mean:"
 
 # A whole step: its loss is the mean over all tokens, which ranks and micro-batches divide unevenly.  Before

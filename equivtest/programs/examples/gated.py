@@ -111,3 +111,8 @@ def scaled_block() -> nn.Module:
 
 def scaled_pair() -> nn.Module:
     return ScaledPair(2)
+
+
+def even_block() -> nn.Module:
+    """Makes a block with four hidden features, which all ranks divide evenly."""
+    return ScaledBlock(2, 4)

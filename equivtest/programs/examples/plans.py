@@ -6,15 +6,16 @@ RowwiseParallel.
 
 from __future__ import annotations
 
+import copy
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -115,6 +116,28 @@ def prepared_pair(
         plan["each"] = PrepareModuleInput(**inputs, use_local_output=True)
         parallelize_module(pair, mesh, {"each": PrepareModuleOutput(**outputs)})
     return parallelize_module(pair, mesh, plan)
+
+
+def sharded_sequence_parallel_from_state(block: nn.Module, mesh: DeviceMesh, *, whole: bool) -> nn.Module:
+    """Evaluates a copy of the block in bfloat16, and loads the state of this copy into the block.
+
+    The state has the dtype of the block, because mixed precision only changes the parameters that FSDP2 gathers. Ranks
+    must divide the hidden features evenly: torch does not load a whole state into shards of different sizes.
+
+    Args:
+        whole: Whether each rank gets the whole state. Otherwise each rank gets its shards of it.
+
+    Source: torch/distributed/checkpoint/state_dict.py, get_model_state_dict and set_model_state_dict; the docstring of
+    _StridedShard._shard_tensor in torch/distributed/tensor/placement_types.py (2.13.0).
+    """
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    evaluated: Any = sequence_parallel(copy.deepcopy(block), mesh["tp"], dim=1)
+    fully_shard(evaluated, mesh=mesh["dp"], mp_policy=policy)
+    with torch.no_grad():
+        evaluated(torch.ones(1, 2, evaluated.gate.in_features))
+    options = StateDictOptions(full_state_dict=whole)
+    saved = get_model_state_dict(evaluated, options=options)
+    return loaded(sharded_sequence_parallel(block, mesh), saved, options)
 
 
 def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -238,12 +261,16 @@ def fully_sharded_from_rank_0(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     Source: set_model_state_dict and StateDictOptions in torch/distributed/checkpoint/state_dict.py (2.13.0).
     """
     whole = {name: tensor.clone() for name, tensor in block.state_dict().items()} if mesh.get_rank() == 0 else {}
-    sharded = fully_sharded(block, mesh)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    return loaded(fully_sharded(block, mesh), whole, options)
+
+
+def loaded(sharded: nn.Module, state: dict[str, Any], options: StateDictOptions) -> nn.Module:
+    """Spoils all parameters of the module, and loads the state into them."""
     with torch.no_grad():
         for parameter in sharded.parameters():
             parameter.fill_(torch.nan)
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_model_state_dict(sharded, whole, options=options)
+    set_model_state_dict(sharded, state, options=options)
     return sharded
 
 
