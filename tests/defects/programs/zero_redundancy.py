@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -49,12 +51,25 @@ class Forgetful(Scheduled):
         self.inner = self.made()
 
 
+class Thawing(Scheduled):
+    """Updates its frozen parameter on its own rank, and does not send this parameter to the others."""
+
+    def reload(self, group: distributed.ProcessGroup) -> None:
+        super().reload(group)
+        made: Any = self.inner
+        made._get_is_trainable_mask = lambda: made._is_trainable_mask
+
+
 def alone(module: nn.Module) -> torch.optim.Optimizer:
     return Alone(module)
 
 
 def forgetful(module: nn.Module) -> torch.optim.Optimizer:
     return Forgetful(module)
+
+
+def thawing(module: nn.Module) -> torch.optim.Optimizer:
+    return Thawing(module)
 
 
 @wrong("replicas that differ", _FOUR_PARAMETERS, "each rank updates other parameters", claim="trains_like_unsharded")
@@ -72,3 +87,14 @@ def parameters_of_other_ranks_not_received(case: ModuleCase, mesh: DeviceMesh, g
 def divided_state_lost(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
     """Makes a new optimizer after the first update, and loads no state into it."""
     return trained_by(f"{__name__}:forgetful", case, mesh, given)
+
+
+@wrong(
+    "replicas that differ",
+    _FOUR_PARAMETERS.but(parallelize="equivtest.programs.examples.zero_redundancy:replicated(packs=True)"),
+    "the first update is right, and only packed parameters have a list of what is sent",
+    claim="trains_like_unsharded",
+)
+def thawed_parameter_not_sent(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Does not see that a parameter is no longer frozen, and does not send it to other ranks."""
+    return trained_by(f"{__name__}:thawing", case, mesh, given)
