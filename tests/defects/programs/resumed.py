@@ -49,9 +49,10 @@ class EarlierParameters(Resumable):
     """Updates the parameters from before the assignment."""
 
     def resume(self) -> None:
-        earlier = self.inner
+        earlier, is_new = self.inner, not self.inner.state
         super().resume()
-        self.inner = earlier
+        if not is_new:
+            self.inner = earlier
 
 
 @wrong(
