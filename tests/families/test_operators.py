@@ -244,7 +244,7 @@ def test_unsharded_results_of_torch_are_within_the_oracles_bounds() -> None:
             given, expected = draw(case, 0), expect(case, 0).tensors
             operands = []
             for number in range(len(case.operands)):
-                (op, num), tensor = case.reduction(number), given[f"operand.{number}"]
+                (op, num), tensor = case.reduction(f"operand.{number}"), given[f"operand.{number}"]
                 stack = tensor.reshape((num, *case.operands[number]))
                 sums = {"sum": stack.sum, "avg": stack.mean, "max": stack.amax, "min": stack.amin}
                 operands.append(sums[op](0) if op else tensor)

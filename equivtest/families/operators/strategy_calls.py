@@ -574,8 +574,14 @@ def _dims_by_letter(signature: Signature) -> dict[tuple[str, ...], tuple[str, ..
 
 @cache
 def _by_rows(signature: Signature) -> tuple[str, ...]:
-    """Returns the placements that shard dim 0 of each operand, as a batch is sharded."""
-    return tuple("shard(0)" if shape and shape[0] > 1 else "replicate" for shape in signature.shapes)
+    """Returns the placements that shard dim 0 of each operand, as a batch is sharded.
+
+    Of a column and a row, the column's rows and the row's columns are sharded.
+    """
+    shapes = signature.shapes
+    if len(shapes) == 2 and shapes[0][-1:] == (1,) == shapes[1][:1] and len(shapes[1]) > 1:
+        return "shard(0)", f"shard({len(shapes[1]) - 1})"
+    return tuple("shard(0)" if shape and shape[0] > 1 else "replicate" for shape in shapes)
 
 
 @cache
