@@ -102,7 +102,6 @@ ROWS = (
     ),
     chooses("fmod", torch.fmod, either(pairs(), numbers("other", 2.0)), domain=POSITIVE, adds_cotangents=False),
     rounded("pow", torch.pow, either(numbers("exponent", 2, 3, 0.5, 1, 0), pairs()), domain=POSITIVE),
-    rounded("pow of a number", lambda x, base: torch.pow(base, x), numbers("base", 0.5, 3.0), domain=POSITIVE),
     rounded("float_power", torch.float_power, numbers("exponent", 2.0, 3.0), domain=POSITIVE),
     rounded("square", torch.square),
     rounded("atan2", torch.atan2, pairs()),
@@ -126,3 +125,8 @@ ROWS = (
     chooses("where", torch.where, triples(), kinds=(BOOLS,)),
     chooses("masked_fill", torch.masked_fill, masks, kinds=(FLOATS, BOOLS)),
 )
+
+NOT_DRAWN = (
+    rounded("pow of a number", lambda x, base: torch.pow(base, x), numbers("base", 0.5, 3.0), domain=POSITIVE),
+)
+"""Operators that a gate enumerates, and that random cases have none of."""

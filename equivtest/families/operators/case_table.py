@@ -64,7 +64,7 @@ BACKWARD = {operator.name: operator for operator in case_backward.ROWS}
 LISTS = {operator.name: operator for operator in case_lists.ROWS}
 """Operators on lists of tensors, by name; random cases have none."""
 
-NOT_DRAWN = (*case_reductions.NOT_DRAWN, *case_others.NOT_DRAWN)
+NOT_DRAWN = (*case_reductions.NOT_DRAWN, *case_others.NOT_DRAWN, *case_pointwise.NOT_DRAWN)
 """Operators that a gate enumerates, and that random cases have none of."""
 
 OPERATORS = {

@@ -130,11 +130,12 @@ def sharded_sequence_parallel_from_state(block: nn.Module, mesh: DeviceMesh, *, 
     Source: torch/distributed/checkpoint/state_dict.py, get_model_state_dict and set_model_state_dict; the docstring of
     _StridedShard._shard_tensor in torch/distributed/tensor/placement_types.py (2.13.0).
     """
+    evaluated: Any = copy.deepcopy(block)
+    x = evaluated.gate.weight.new_ones(1, 2, evaluated.gate.in_features)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-    evaluated: Any = sequence_parallel(copy.deepcopy(block), mesh["tp"], dim=1)
-    fully_shard(evaluated, mesh=mesh["dp"], mp_policy=policy)
+    fully_shard(sequence_parallel(evaluated, mesh["tp"], dim=1), mesh=mesh["dp"], mp_policy=policy)
     with torch.no_grad():
-        evaluated(torch.ones(1, 2, evaluated.gate.in_features))
+        evaluated(x)
     options = StateDictOptions(full_state_dict=whole)
     saved = get_model_state_dict(evaluated, options=options)
     return loaded(sharded_sequence_parallel(block, mesh), saved, options)

@@ -57,7 +57,7 @@ _ONE_ROW_EACH = "one rank has all rows, and each of two must have one"
 
 @wrong("replicas that differ", _TWO_ROWS, _ONE_ROW_EACH, claim="trains_like_unsharded")
 @argument_of(run_module)
-def buffers_of_each_rank(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def buffers_of_each_rank_in_no_sync(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Each rank uses its own buffers, which differ from the second step on."""
     return DistributedDataParallel(module, process_group=mesh.get_group(), broadcast_buffers=False)
 
