@@ -94,6 +94,10 @@ def is_divided(case: OperatorCase) -> bool:
     return any(text.startswith("shard") for text in case.placements[0])
 
 
+def is_first_whole(case: OperatorCase) -> bool:
+    return set(case.placements[0]) == {"replicate"}
+
+
 def reduced_by(case: OperatorCase) -> str:
     """Returns the reduction by which the first operand is partial, or '' if it is not partial."""
     return case.reduction("operand.0")[0]

@@ -186,9 +186,14 @@ def _again(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
         earlier = [case for case in earlier if case.operator not in SLOW_IF_SHARDED | CONVOLUTIONS]
         if earlier:
             found += _with_other_arguments(max(earlier, key=lambda case: len(case.operands[0])))[:num]
-        if earlier and word == "shard" and earlier[0].operator not in CHANCE:
+        if earlier and word == "shard" and not _draws(earlier[0].operator):
             found += itertools.islice(with_one_change(max(earlier, key=_stays_sharded)), MAX_CHANGES)
     return [case for case in dict.fromkeys(found) if case not in calls]
+
+
+def _draws(name: str) -> bool:
+    """True if the results of the operator are random, except for the arguments of its listed calls."""
+    return name in CHANCE or "dropout" in name
 
 
 def _stays_sharded(case: OperatorCase) -> tuple[int, bool]:

@@ -7,12 +7,13 @@ operator does not name in its `RuntimeSchemaInfo` (torch/distributed/tensor/_op_
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.case_forms import Argument, Arguments, Signature
-from equivtest.families.operators.case_table import OPERATORS, is_taken
+from equivtest.families.operators.case_table import OPERATORS, is_taken, results_of
 
 OPTIONS = (
     ("none", "mean", "sum"), ("none", "tanh"), ("zeros", "border", "reflection"), ("bilinear", "nearest", "bicubic"),
@@ -31,9 +32,17 @@ def with_one_change(case: OperatorCase) -> Iterator[OperatorCase]:
     """
     for choices in _choices(case):
         for arguments in choices:
-            if is_taken(case.operator, Signature(case.operands, arguments, case.holds), case.dtype):
+            if _gives_elements(case, arguments):
                 yield replace(case, arguments=arguments, cotangents=())
                 break
+
+
+def _gives_elements(case: OperatorCase, arguments: Arguments) -> bool:
+    """True if torch accepts the arguments, and each result has an element, so that a wrong result would show."""
+    if not is_taken(case.operator, Signature(case.operands, arguments, case.holds), case.dtype):
+        return False
+    results = results_of(case.operator, case.operands, arguments, (case.dtype,) * len(case.operands), case.holds)
+    return all(math.prod(result.shape) for result in results)
 
 
 def _choices(case: OperatorCase) -> Iterator[Iterator[Arguments]]:
@@ -58,6 +67,10 @@ def _further(case: OperatorCase) -> dict[str, Argument]:
 
 def _others(value: Argument) -> tuple[Argument, ...]:
     """Returns other values of an argument, the likeliest to be accepted first."""
+    return tuple(other for other in _candidates(value) if other != value)
+
+
+def _candidates(value: Argument) -> tuple[Argument, ...]:
     if isinstance(value, bool):
         return (not value,)
     if isinstance(value, int):
@@ -65,7 +78,7 @@ def _others(value: Argument) -> tuple[Argument, ...]:
     if isinstance(value, float):
         return (value / 2, value + 1)
     if isinstance(value, str):
-        return tuple(other for row in OPTIONS if value in row for other in row if other != value)
+        return tuple(other for row in OPTIONS if value in row for other in row)
     if not isinstance(value, tuple):
         return ()
     turned = value[::-1]

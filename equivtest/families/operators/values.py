@@ -73,8 +73,10 @@ def _draw_operand(case: OperatorCase, number: int, mode: str, source: torch.Gene
     if kind == BOOLS:
         return torch.randint(2, shape, generator=source, device="cpu").bool()
     if kind == WHOLE:
-        limit = case.domain_of(number).partition(" ")[2] if case.holds else ""
-        return torch.randint(int(limit or 8), shape, generator=source, device="cpu")
+        limit = int((case.domain_of(number).partition(" ")[2] if case.holds else "") or 8)
+        if case.operator.startswith("index_copy") and math.prod(shape) <= limit:  # undefined if two are equal
+            return torch.randperm(limit, generator=source, device="cpu")[: math.prod(shape)].reshape(shape)
+        return torch.randint(limit, shape, generator=source, device="cpu")
     if kind == INDEX:
         return torch.randint(max(case.index_limit(), 1), shape, generator=source, device="cpu")
     dtype, fewest = case.dtype_of(number), min(case.dtypes, key=SIGNIFICAND_BITS.__getitem__)

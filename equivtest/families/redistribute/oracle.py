@@ -70,13 +70,15 @@ def reduce_operands(case: RedistributeCase, name: str, given: torch.Tensor, inde
     given = given.to(DTYPES[dtype])
     op, num_operands = case.reduction(name)
     if name == "cotangent" and case.divides_gradient:
-        return _divided(case, given)
+        return _divided(case, given.to(DTYPES[case.dtype]))
     if not op:
         last = given if name == "x" else given.to(DTYPES[case.dtype])
         return Reduced(last.double(), last, None, COPIED)
     operands = given.reshape(num_operands, *case.shape)
     axes = [case.mesh_shape[axis] for axis in partial_axes(case.operand_layout(name))]
     if case.values[index][0] == REAL_MODE and op in ("sum", "avg"):
+        if name == "cotangent":  # its sum is converted to the dtype of x last, and from_local adds in that dtype
+            operands = operands.to(DTYPES[case.dtype])
         return bound_reduction(operands, op, len(axes))
     return reduce_exactly(name, operands, op, axes)
 

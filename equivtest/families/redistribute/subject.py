@@ -14,6 +14,7 @@ from torch.distributed import tensor as torch_tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
+from equivtest.base.refusal import is_older
 from equivtest.cases.subject import (
     Answers,
     Given,
@@ -23,6 +24,7 @@ from equivtest.cases.subject import (
     placements_of,
     under_contract,
 )
+from equivtest.errors import Unsupported
 from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
 from equivtest.tensors import DTYPES
@@ -45,7 +47,13 @@ def asked_dtypes(case: RedistributeCase) -> dict[str, Any]:
 
 
 def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, move: Move) -> Answers:
-    """Redistributes x forward by `move`, and the cotangent backward. The road 'full_tensor' does not call `move`."""
+    """Redistributes x forward by `move`, and the cotangent backward. The road 'full_tensor' does not call `move`.
+
+    Raises:
+        Unsupported: the case has `grad_source` or a dtype of redistribute, and the installed torch is older than 2.13.
+    """
+    if is_older(torch.__version__) and (case.grad_source or len(case.dtypes) > 1):
+        raise Unsupported(f"torch {torch.__version__} documents these arguments differently")
     if case.flattened:
         mesh = flattened_mesh(mesh.device_type, case.mesh_shape)
     leaf, x = enter(case, mesh, given["x"])

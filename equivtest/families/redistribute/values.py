@@ -6,6 +6,8 @@ Each summed or averaged term has integers up to 2**p / k. So every partial sum, 
 axes, is an integer up to 2**p, which is a value of the dtype. Averaged terms are multiples of k's odd part too, so that
 dividing rounds nothing, before or after the sum. The oracle checks both for every draw.
 
+If a case converts to float16, integers are at most 2**15, because float16 has no number above 65504.
+
 Source: derived here; integers up to 2**p are values: IEEE 754-2019 section 3.3.
 """
 
@@ -55,7 +57,8 @@ def _draw(case: RedistributeCase, name: str, mode: str, seed: int) -> torch.Tens
         value = nearly_normal(shape, source) * scale
         return without_subnormals(value).to(dtype)
     factor = num_operands // (num_operands & -num_operands) if op == "avg" else 1
-    largest = (2 ** SIGNIFICAND_BITS[case.dtype] - (num_operands == 1)) // (num_operands * factor)
+    bits = SIGNIFICAND_BITS[case.dtype] if "float16" not in case.dtypes else min(SIGNIFICAND_BITS[case.dtype], 15)
+    largest = (2**bits - (num_operands == 1)) // (num_operands * factor)
     if mode == "index":
         numbers = torch.arange(math.prod(shape), device="cpu").remainder(largest).add_(1).mul_(factor).view(shape)
         return (numbers * signs(shape, source) if op else numbers).to(dtype)

@@ -71,7 +71,8 @@ def fully_sharded_by_switches(
         first.set_modules_to_forward_prefetch([last])
         last.set_modules_to_backward_prefetch([first])
     if gathers_early:
-        sharded.set_unshard_in_backward(False)
+        for layer in sharded.children():
+            layer.set_unshard_in_backward(False)
         for layer in (first, last):
             layer.unshard(async_op=True)
     return module

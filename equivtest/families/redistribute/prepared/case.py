@@ -42,6 +42,10 @@ class PreparedCase(RedistributeCase):
         super().check_fields()
         require(not self.mesh, f"a prepared module needs a mesh of one axis, got {self.mesh}")
         require(self.road == "dtensor" and not self.cotangent, "road and cotangent follow from the module: omit them")
+        require(
+            not (self.from_end or self.grad_source or self.forward_dtype or self.backward_dtype),
+            "from_end, grad_source and the two dtypes are arguments of redistribute: omit them",
+        )
         placements = [parse_placement(text) for text in (*self.target, self.middle)]
         require(
             not any(isinstance(placement, Partial) for placement in placements),
