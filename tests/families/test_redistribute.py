@@ -34,6 +34,7 @@ from equivtest.verdicts.claims import equals_unsharded
 from equivtest.verdicts.judging import judge
 from tests.drawing import STRATEGIES, drawn
 from tests.families.refusing import refuses
+from tests.unsharded import errors_beside
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 EXACT = (("dense", 0), ("index", 1), ("special", 2))
@@ -323,3 +324,17 @@ def test_gate_run_rejects_an_outer_axis_that_is_redistributed_by_itself(pool: Po
 
     assert fails("tests.programs.planted_operators:outer_axis_by_itself__redistribute")
     assert not fails("redistribute")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sum_of_a_gradient_that_is_converted_back_is_within_its_bound(dtype: str) -> None:
+    case = RedistributeCase(world_size=3, dtype=dtype, shape=(5, 2), cotangent=("partial(sum)",),
+                            backward_dtype="float64", values=(("real", 1),))  # fmt: skip
+
+    assert 0 < errors_beside(case, 0)["grad.x"] <= 1
+
+
+def test_integers_that_are_converted_to_float16_stay_finite() -> None:
+    case = RedistributeCase(world_size=2, shape=(50,), forward_dtype="float16")
+
+    assert len(draw(case, 0)["x"].half().unique()) > 20
