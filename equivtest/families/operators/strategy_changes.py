@@ -21,6 +21,12 @@ OPTIONS = (
 )  # fmt: skip
 """Texts that some argument takes, such as the reductions of a loss. Another text of the same row is tried."""
 
+REMEMBERED = {"histc": "bins", "topk": "k"}
+"""Operator -> argument that torch's cache of rules ignores: findings 125 and 131.
+
+A call with another value is right alone and wrong after the first call, so no known failure can describe it.
+"""
+
 CALL = "call"
 """Argument of a call from torch's list: the text of its arguments."""
 
@@ -49,6 +55,8 @@ def _choices(case: OperatorCase) -> Iterator[Iterator[Arguments]]:
     """Yields for each argument the lists of arguments that differ from the call's in this argument."""
     given = dict(case.arguments)
     for name, value in given.items():
+        if REMEMBERED.get(case.operator) == name:
+            continue
         values = _other_texts(value) if name == CALL else [iter(_others(value))]
         for others in values:
             yield (tuple((given | {name: other}).items()) for other in others)
