@@ -141,7 +141,7 @@ NARROW = "equivtest.programs.examples.narrow:narrow_block"
 WITH_CASTS = "equivtest.programs.examples.narrow:fully_sharded_with_casts"
 
 # FSDP2, or each layer itself, casts what the layer takes. Small integers have few bits, so two examples have real
-# values, of which the residual keeps more bits than the layers.
+# values, and the residual keeps more of their bits than the layers.
 fully_sharded_block_with_casts = module_property(
     NARROW,
     WITH_CASTS,

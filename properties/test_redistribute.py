@@ -77,7 +77,7 @@ redistribute = Property(
         # Three elements over 2 x 2 ranks, 1, 1, 1 and none: they show which mesh axis shards first.
         RedistributeCase(world_size=4, mesh=(2, 2), shape=(3,), source=("replicate", "replicate"),
                          target=("shard(0)", "shard(0)")),
-        # As parameters of a layer in bfloat16: gathered in bfloat16, and their gradients are added in float32.
+        # A layer in bfloat16 gathers its parameters in bfloat16, and adds their gradients in float32.
         RedistributeCase(world_size=2, shape=(3,), source=("shard(0)",), cotangent=("partial(sum)",),
                          forward_dtype="bfloat16"),
         RedistributeCase(world_size=3, road="local", shape=(5, 2), grad_source=("partial(sum)",)),

@@ -19,7 +19,7 @@ def _two_axes(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def drawn_from_own_categories(mesh: DeviceMesh) -> Pair:
-    """Of 500 draws from four categories some are the last one."""
+    """Some of 500 draws from four categories are the last category."""
     weights = _put(torch.ones(4), mesh, Shard(0))
     return _full(torch.multinomial(weights, 500, replacement=True)).amax(), torch.tensor(3)
 

@@ -581,7 +581,7 @@ def _dims_by_letter(signature: Signature) -> dict[tuple[str, ...], tuple[str, ..
 def _by_rows(signature: Signature) -> tuple[str, ...]:
     """Returns the placements that shard dim 0 of each operand, as a batch is sharded.
 
-    Of a column and a row, the column's rows and the row's columns are sharded.
+    If the operands are a column and a row, the column's rows and the row's columns are sharded.
     """
     shapes = signature.shapes
     if len(shapes) == 2 and shapes[0][-1:] == (1,) == shapes[1][:1] and len(shapes[1]) > 1:

@@ -24,7 +24,7 @@ from equivtest.cases.picks import (
 )
 from equivtest.families.redistribute.case import RedistributeCase, fits_sums
 from equivtest.families.redistribute.case_refused import MISFITS, RefusedRedistributeCase
-from equivtest.layout import Shard, parse_placement
+from equivtest.layout import Partial, Shard, parse_placement
 from equivtest.property import Enumeration, Space
 
 NUM_DIMS = (*(1,) * 6, *(2,) * 14, *(3,) * 6, 4, 4, 0)
@@ -223,12 +223,14 @@ def _pick_dtypes(
     """Draws `forward_dtype` and `backward_dtype`, mostly ''. A sum gets no dtype that would round its terms."""
     table = ("",) * 2 * len(space.dtypes) + tuple(space.dtypes)
     forward, backward = (pick(draw, name, table) for name in ("forward_dtype", "backward_dtype"))
-    of_x, of_cotangent = (
-        next((text[8:-1] for text in texts if text.startswith("partial")), "") for texts in (source, cotangent)
-    )
-    ops = (of_x, of_cotangent)
+    ops = (_reduction_of(source), _reduction_of(cotangent))
     choices = ((forward, backward), (forward, ""), ("", backward))
     return next((each for each in choices if fits_sums(dtype, each, ops)), ("", ""))
+
+
+def _reduction_of(texts: tuple[str, ...]) -> str:
+    placements = map(parse_placement, texts)
+    return next((placement.op for placement in placements if isinstance(placement, Partial)), "")
 
 
 def _is_even(shape: Shape, source: tuple[str, ...], mesh_shape: Shape) -> bool:

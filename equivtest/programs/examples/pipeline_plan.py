@@ -116,7 +116,10 @@ def pipelined(chain: Chain, mesh: DeviceMesh, *, schedule: str, infers: bool) ->
 
 def sharded_pipelined(chain: Chain, mesh: DeviceMesh, *, schedule: str, counts: bool, dim: int) -> nn.Module:
     """Divides the chain along the axis 'pp' of the mesh, and shards each stage by FSDP2 along 'dp'."""
-    pipeline = Pipeline(chain, mesh["pp"], schedule, infers=False, counts=counts, dim=dim)
+    return with_sharded_stages(Pipeline(chain, mesh["pp"], schedule, infers=False, counts=counts, dim=dim), mesh)
+
+
+def with_sharded_stages(pipeline: Pipeline, mesh: DeviceMesh) -> Pipeline:
     for stage in pipeline.stages.values():
         fully_shard(stage, mesh=mesh["dp"])
     return pipeline

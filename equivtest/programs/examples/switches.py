@@ -1,4 +1,4 @@
-"""FSDP2 with switches that change when parameters are gathered, where they are stored, and how a module is called.
+"""FSDP2 with switches for the time of a gather, the device of parameters, and the method that is called.
 
 No switch may change a result.
 

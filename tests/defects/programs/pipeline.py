@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
 
 from equivtest.cases.subject import Answers, Given
 from equivtest.programs.case import PARTS_OF_WHOLE, ModuleCase
 from equivtest.programs.examples.pipeline import Chain
-from equivtest.programs.examples.pipeline_plan import Pipeline, Stage, scheduled, sharded_scheduled
+from equivtest.programs.examples.pipeline_plan import Pipeline, Stage, scheduled, sharded_scheduled, with_sharded_stages
 from equivtest.programs.run.module import named_in, run_module
 from tests.defects.defect import Replacing
 
@@ -70,10 +69,7 @@ def scaled(chain: Chain, mesh: DeviceMesh, *, schedule: str, infers: bool) -> nn
 
 
 def sharded_and_scaled(chain: Chain, mesh: DeviceMesh, *, schedule: str, counts: bool, dim: int) -> nn.Module:
-    pipeline = Scaled(chain, mesh["pp"], schedule, infers=False, counts=counts, dim=dim)
-    for stage in pipeline.stages.values():
-        fully_shard(stage, mesh=mesh["dp"])
-    return pipeline
+    return with_sharded_stages(Scaled(chain, mesh["pp"], schedule, infers=False, counts=counts, dim=dim), mesh)
 
 
 def counted_by_all(
