@@ -213,7 +213,7 @@ BLIND_THIRD: dict[str, WrongRule] = {
     "numbers_not_loaded": WrongRule("values that are no tensors are loaded into a copy of the state", "training", f"{STATE}default_planner:DefaultLoadPlanner.load_bytes", "if self.flatten_state_dict:", "if False:", "pytorch 125528"),
     "gathered_along_one_dim": WrongRule("a full state dict is gathered along the first dim of the mesh", "training", "torch.distributed._state_dict_utils:_gather_state_dict", "[Replicate() for _ in value.placements]", "[Replicate(), *value.placements[1:]]", "pytorch 120722"),
     # collectives and pipelines
-    "own_part_of_gradient": WrongRule("the gradient of a gathered tensor is only that of the own loss", "training", "torch.distributed.nn.functional:_AllGather.backward", "gx = torch.sum(torch.stack(gxs), dim=0)", "gx = grad_outputs[dist.get_rank(group=ctx.group)]", "pytorch 120386"),
+    "own_part_of_gradient": WrongRule("the gradient of a gathered tensor comes from the own loss alone", "training", "torch.distributed.nn.functional:_AllGather.backward", "gx = torch.sum(torch.stack(gxs), dim=0)", "gx = grad_outputs[dist.get_rank(group=ctx.group)]", "pytorch 120386"),
     "shards_not_scaled": WrongRule("gradients of a stage that is sharded are not divided by the number of micro-batches", "training", f"{PIPELINES}stage:_PipelineStageBase.perform_reduce_grad", "if grad_scale_factor != 1:", "if grad_scale_factor != 1 and not isinstance(self.submod, FSDPModule):", "torchtitan 1732"),
     "loss_without_keywords": WrongRule("schedules of several stages forget loss_kwargs", "training", f"{PIPELINES}schedules:_PipelineScheduleRuntime._step_microbatches", "stage, output, target_mbs, mb_index, loss_kwargs", "stage, output, target_mbs, mb_index", "pytorch 181057"),
 }  # fmt: skip
