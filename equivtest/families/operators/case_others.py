@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -45,6 +44,7 @@ from equivtest.families.operators.case_operator import (
     Operator,
     chooses,
     in_place,
+    module_of_dtensor,
     rounded,
 )
 
@@ -123,10 +123,9 @@ def _made(x: torch.Tensor, factory: str) -> torch.Tensor:
     Source: `full`, `ones` and `zeros` in torch/distributed/tensor/_api.py (2.13.0).
     """
     fill = {"full": (2.0,)}.get(factory, ())
-    if type(x).__name__ != "DTensor":
+    if (of_dtensors := module_of_dtensor(x)) is None:
         plain: torch.Tensor = getattr(torch, factory)(x.shape, *fill, dtype=x.dtype, device=x.device)
         return plain
-    of_dtensors: Any = sys.modules[type(x).__module__]  # the oracle must not import torch.distributed
     whole = of_dtensors.Replicate()
     placed: Any = x
     placements = [whole if each.is_partial() else each for each in placed.placements]

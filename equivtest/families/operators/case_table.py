@@ -19,6 +19,7 @@ from equivtest.families.operators import (
     case_algebra,
     case_backward,
     case_chance,
+    case_combined,
     case_images,
     case_lists,
     case_others,
@@ -64,7 +65,12 @@ BACKWARD = {operator.name: operator for operator in case_backward.ROWS}
 LISTS = {operator.name: operator for operator in case_lists.ROWS}
 """Operators on lists of tensors, by name; random cases have none."""
 
-NOT_DRAWN = (*case_reductions.NOT_DRAWN, *case_others.NOT_DRAWN, *case_pointwise.NOT_DRAWN)
+NOT_DRAWN = (
+    *case_reductions.NOT_DRAWN,
+    *case_others.NOT_DRAWN,
+    *case_pointwise.NOT_DRAWN,
+    *case_combined.ROWS,
+)
 """Operators that a gate enumerates, and that random cases have none of."""
 
 OPERATORS = {

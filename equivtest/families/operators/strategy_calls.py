@@ -4,11 +4,12 @@ A combination has a form, the placement of each operand and of the cotangents, a
 the cotangents and the mode alternate from combination to combination. Therefore most forms lack some pair of a
 cotangents' placement or mode with an operand's placement.
 
-A combination has eleven more axes:
+A combination has twelve more axes:
 
 - whether all operands have one placement, and whether the sharded dim's number names another dim in some operand;
 - which operand is the only partial operand, and how it is partial;
 - which operand is the only sharded operand, and the same of its sharded dim;
+- whether the sharded dims of two operands have different numbers, and which number is larger;
 - which dim is sharded in every operand that has this dim;
 - whether the dim that the call names is sharded, and whether nothing else is;
 - whether a dim is sharded that the result lacks, or that has another number in the result;
@@ -471,7 +472,8 @@ def _modes(operator: Operator) -> tuple[str, ...]:
 
 def _placements(name: str, signature: Signature, number: int, strength: int) -> tuple[str, ...]:
     kind = kind_of(OPERATORS[name], signature.holds, number)
-    shards = tuple(f"shard({dim})" for dim, size in enumerate(signature.shapes[number]) if size > 1)
+    shortest = 0 if number == 0 and name in HAND_WRITTEN else 1
+    shards = tuple(f"shard({dim})" for dim, size in enumerate(signature.shapes[number]) if size > shortest)
     has_all = strength > 1 or number == 0 or (name in PROMOTING and _is_repeated(signature, number))
     reductions = REDUCTIONS if has_all else REDUCTIONS[:3:2]
     return (*shards, *(reductions if kind == FLOATS else ()), "replicate")
@@ -486,17 +488,19 @@ def _is_repeated(signature: Signature, number: int) -> bool:
 def covering(name: str, rows: Sequence[Row], strength: int) -> list[Row]:
     """Returns few rows that together have each value, or at strength 2 each pair of values, of all `rows`.
 
-    Each next row is the row with the most values, or pairs, that no earlier row has. Rows with all operands replicated
-    come last, so that a form is called with a shard or a partial sum first.
+    Each next row is the row with the most values, or pairs, that no earlier row has. Rows with a shard without elements
+    come behind all others, and rows with all operands replicated come last. So a form is called with a usual shard or a
+    partial sum first.
     """
     seen: set[tuple[object, ...]] = set()
-    kept, left = [], [(row, frozenset(itertools.combinations(_values(name, row), strength))) for row in rows]
+    kept = []
+    left = [(_how_usual(row), frozenset(itertools.combinations(_values(name, row), strength)), row) for row in rows]
     while left:
-        best = max(left, key=lambda each: (not _is_whole(each[0][1]), len(each[1] - seen)))
+        best = max(left, key=lambda each: (each[0], len(each[1] - seen)))
         if best[1] <= seen:
             break
         seen |= best[1]
-        kept.append(best[0])
+        kept.append(best[2])
         left = [each for each in left if not each[1] <= seen]
     return kept
 
@@ -533,14 +537,27 @@ def _values(name: str, row: Row) -> list[tuple[object, ...]]:
         values.append(("form by rows", signature))
     if _is_whole(texts):
         values.append(("whole",))
+    if _leaves_a_rank_empty(row):
+        values.append(("a rank has no elements",))
     return values
 
 
-def _traits(signature: Signature, texts: tuple[str, ...]) -> list[tuple[object, ...]]:
-    """Returns one value for each of the three facts below that is true of `texts`, the operands' placements.
+def _how_usual(row: Row) -> tuple[bool, bool]:
+    return not _is_whole(row[1]), not _leaves_a_rank_empty(row)
 
-    First, all placements are equal. Second, one operand is partial or sharded and all others are replicated. Third, one
-    letter's dim is sharded in every operand that has the letter, and nothing else is sharded.
+
+def _leaves_a_rank_empty(row: Row) -> bool:
+    """True if the first operand is sharded along a dim of size 1, so that one of two ranks has no elements of it."""
+    placement = parse_placement(row[1][0])
+    return isinstance(placement, Shard) and row[0].shapes[0][placement.dim] == 1
+
+
+def _traits(signature: Signature, texts: tuple[str, ...]) -> list[tuple[object, ...]]:
+    """Returns one value for each of the four facts below that is true of `texts`, the operands' placements.
+
+    First, all placements are equal. Second, one operand is partial or sharded and all others are replicated. Third, two
+    operands are sharded along dims with different numbers. Fourth, one letter's dim is sharded in every operand that
+    has the letter, and nothing else is sharded.
     """
     if len(texts) < 2:
         return []
@@ -552,6 +569,9 @@ def _traits(signature: Signature, texts: tuple[str, ...]) -> list[tuple[object, 
         [text] = (texts[number] for number in changed)
         of = text if text in REDUCTIONS else _names_other_dim(signature.shapes, text)
         traits.append(("alone", *changed, of))
+    shards = list(dict.fromkeys(text for text in texts if text.startswith("shard")))
+    if len(shards) > 1:
+        traits.append(("crossed", shards[0] < shards[1]))
     together = ("together", *_dims_by_letter(signature).get(texts, ()))
     return [*traits, together] if len(together) > 1 else traits
 
