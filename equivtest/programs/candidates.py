@@ -15,11 +15,12 @@ from equivtest.base.importing import suggestion
 from equivtest.cases.case import Shape, require
 from equivtest.errors import Misuse, PropertyMisuse
 from equivtest.programs.bounds import explained, require_bounds, would_do
-from equivtest.programs.case import LARGEST, REAL_DTYPES, REAL_MODE, WHOLE, ModuleCase, call_builder
+from equivtest.programs.case import EXACT_MODE, LARGEST, REAL_DTYPES, REAL_MODE, WHOLE, ModuleCase, call_builder
 from equivtest.programs.inputs import BATCH
 from equivtest.programs.mesh import meshes_of
 from equivtest.programs.oracle.exact import prove_exact
 from equivtest.programs.reference import refusal_in
+from equivtest.tensors import SIGNIFICAND_BITS
 
 BATCH_SIZES = (1, 2, 3, 4, 5, 7)
 OTHER_SIZES = (2, 3, 5)
@@ -199,12 +200,7 @@ def _tried_on(
     fitting: ByDtype = {}
     reasons: Reasons = {}
     if search.by_parts is not True and not search.is_stepped:
-        exact = [
-            make(dtype=dtype, largest=largest, **{varied: choice})
-            for dtype in dtypes
-            for choice, largest in itertools.product(choices, LARGEST[dtype])
-        ]
-        fitting, reasons = _fitting(search, exact, prove_exact)
+        fitting, reasons = _exact(search, make, dtypes, choices)
         if fitting:
             return fitting, _in_words(reasons, fitting)
     if search.by_parts is not True:
@@ -318,6 +314,38 @@ def _with_more_rows(search: CandidateSearch, world_size: int) -> list[Any]:
     if search.varied == "x_shape":
         return [(rows, *first[1:]) for rows in (fewest, 2 * fewest - 1) if first]
     return [tuple({**dict(first), BATCH: rows}.items()) for rows in (fewest, 2 * fewest - 1)]
+
+
+def _exact(
+    search: CandidateSearch, make: Callable[..., ModuleCase], dtypes: Sequence[str], choices: Sequence[Any]
+) -> tuple[ByDtype, Reasons]:
+    """Tries integers, in the dtypes with few significand bits first, and large integers before small ones.
+
+    Sums that are exact are also exact in a dtype with more bits, and with smaller integers, so these are not tried.
+    """
+    exact: dict[str, set[tuple[Any, int]]] = {}
+    against: dict[tuple[str, Any, int], Misuse] = {}
+    for dtype in sorted(dtypes, key=SIGNIFICAND_BITS.__getitem__):
+        exact[dtype] = set().union(*exact.values()) & {(choice, each) for choice in choices for each in LARGEST[dtype]}
+        for choice, largest in itertools.product(choices, reversed(LARGEST[dtype])):
+            if (choice, largest) not in exact[dtype]:
+                try:
+                    prove_exact(make(dtype=dtype, largest=largest, **{search.varied: choice}))
+                except PropertyMisuse:
+                    raise
+                except Misuse as error:
+                    against[dtype, choice, largest] = error
+                else:
+                    exact[dtype] |= {(choice, each) for each in LARGEST[dtype] if each <= largest}
+    fitting: ByDtype = {}
+    reasons: Reasons = {}
+    for dtype in dtypes:
+        for choice, largest in itertools.product(choices, LARGEST[dtype]):
+            if (choice, largest) in exact[dtype]:
+                fitting.setdefault(dtype, []).append(Candidate(EXACT_MODE, choice, largest, by_parts=False))
+            else:
+                reasons.setdefault(dtype, against[dtype, choice, largest])
+    return fitting, reasons
 
 
 def _fitting(
