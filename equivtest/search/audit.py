@@ -50,12 +50,14 @@ def audit(
     world_sizes: Iterable[int],
     dtypes: tuple[str, ...],
     *,
+    enough: int = limits.AUDIT_CASES // 2,
     is_thorough: bool = False,
 ) -> Audit:
     """Spoils the collectives of a property's subject, and returns which claims reject each fault.
 
     Args:
         world_sizes: World sizes of the runs. At least one of them must be above 1. The world size 1 is left out.
+        enough: Number of cases after which the audit ends, if a claim has rejected a fault in each collective so far.
         is_thorough: If True, every kind of fault is tried on every case, for a table. If False, only decisive faults
             are tried, until a claim rejects one, and never after the first fault that hangs.
 
@@ -66,7 +68,7 @@ def audit(
     started_s = time.monotonic()
     sizes = sorted(size for size in world_sizes if size > 1)
     prop = resolved(prop, pool, Space(tuple(sizes), dtypes))
-    running = _Running(prop, pool, known, Audit(prop.subject, prop.without_collectives), is_thorough)
+    running = _Running(prop, pool, known, Audit(prop.subject, prop.without_collectives), enough, is_thorough)
     tried: set[Case] = set()
     for num_cases in (limits.AUDIT_CASES, limits.AUDIT_LAST_CASES):
         running.visits = 0
@@ -101,6 +103,7 @@ class _Running:
     pool: Pool
     known: KnownFailures
     found: Audit
+    enough: int
     is_thorough: bool
     visits: int = 0
     spoiled_limit_s: float = limits.AUDIT_CASE_S
@@ -113,7 +116,7 @@ class _Running:
         if self.found.hung:
             return True
         sites, seen = self.found.sites, self.found.seen
-        wanted = limits.AUDIT_CASES // 2 if sites and len(seen) == len(sites) else 2 * limits.AUDIT_CASES
+        wanted = self.enough if sites and len(seen) == len(sites) else 2 * limits.AUDIT_CASES
         is_shown = bool(seen)
         if not is_shown and self.found.cases < limits.AUDIT_CASES:
             return False

@@ -78,6 +78,14 @@ def test_audit_draws_more_cases_if_no_claim_failed_in_the_first(pool: Pool) -> N
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("enough", [1, 2])
+def test_audit_ends_after_enough_cases_if_a_claim_failed_for_every_collective(pool: Pool, enough: int) -> None:
+    found = audit(of_fetch(), pool, KnownFailures(), (2,), limits.DTYPES, enough=enough)
+
+    assert (found.cases, found.unseen, found.problem) == (enough, [], "")
+
+
+@pytest.mark.ranks
 def test_audit_draws_more_cases_if_the_first_called_no_collective(pool: Pool) -> None:
     found = audit(of_fetch("with_collectives_for_many_parameters"), pool, KnownFailures(), (2,), limits.DTYPES)
 
