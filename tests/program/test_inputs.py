@@ -36,7 +36,7 @@ MODEL = {
 }
 REAL = (("real", 0),)
 SIZES = {"batch": (2, 3), "seq": (2,)}
-"""Few, because the unsharded module runs for each of them before anything is drawn."""
+"""Few, because the unsharded module runs for each size before anything is drawn."""
 DTYPES = ("float32", "bfloat16")
 """As a whole, and by parts if the module rounds."""
 

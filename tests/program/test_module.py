@@ -34,8 +34,7 @@ def case_of(build: str = "mlp", parallelize: str = "tensor_parallel", **fields: 
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("dtype", limits.DTYPES)
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize(("world_size", "dtype"), [(2, "float32"), (3, "float64"), (3, "bfloat16"), (2, "float16")])
 @pytest.mark.parametrize(
     ("build", "parallelize"),
     [
@@ -230,7 +229,7 @@ def test_module_that_rounds_is_drawn_on_real_values() -> None:
 )
 def test_module_with_too_wide_bounds_raises_misuse_if_by_parts_is_false(build: str, message: str) -> None:
     with pytest.raises(Misuse, match=message):
-        module_property(HERE + build, HERE + "whole", ((2, 3),), by_parts=False).cases(Space((1,), limits.DTYPES))
+        module_property(HERE + build, HERE + "whole", ((2, 3),), by_parts=False).cases(Space((1,), ("float32",)))
 
 
 @pytest.mark.parametrize("build", ["draws_from_python", "draws_from_numpy"])
@@ -289,8 +288,7 @@ def test_module_that_rounds_is_refused_in_bfloat16_if_by_parts_is_false() -> Non
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize(("world_size", "dtype"), [(2, "float32"), (3, "float64")])
 @pytest.mark.parametrize("parallelize", ["ddp", "fsdp2", "tensor_parallel"])
 def test_right_module_that_rounds_passes_within_its_bounds(
     pool: Pool, parallelize: str, world_size: int, dtype: str

@@ -114,7 +114,8 @@ def test_updates_of_torchs_optimizers_are_within_the_oracles_bounds(name: str, c
     case = ModuleCase(**{**PERCEPTRON, "optimizer": f"{HERE}{name}", "dtype": "float32", "steps": 1})
     case = replace(case, dtype=dtype, by_parts=dtype == "bfloat16")
 
-    assert worst_of(case, f"{HERE}{code}", num_steps=7) <= 1  # RAdam rectifies from step 6 on
+    num_steps = 7 if name == "radam" else 3  # RAdam rectifies from step 6 on
+    assert worst_of(case, f"{HERE}{code}", num_steps) <= 1
 
 
 def test_asgd_with_foreach_differs_from_the_oracle_by_a_float32_rounding() -> None:

@@ -63,14 +63,14 @@ def test_right_step_of_a_deep_model_passes(pool: Pool, name: str, dtype: str) ->
 )  # fmt: skip
 def test_wrong_step_of_a_deep_model_is_rejected_in_bfloat16(pool: Pool, wrong: str) -> None:
     step, parallelize = ("Step", wrong) if wrong[0].islower() else (wrong, "replicated")
-    case = stepped(step, f"{HERE}{parallelize}", dtype="bfloat16")
+    case = stepped(step, f"{HERE}{parallelize}", dtype="bfloat16", steps=1)
 
     assert kinds(case, pool)["gradients_equal_unsharded"] == "value"
 
 
 @pytest.mark.ranks
 def test_wrong_step_of_tensor_parallel_layers_is_rejected(pool: Pool) -> None:
-    case = stepped("WholeTooSmall", f"{HERE}hidden_divided", batch=WHOLE, dtype="bfloat16")
+    case = stepped("WholeTooSmall", f"{HERE}hidden_divided", batch=WHOLE, dtype="bfloat16", steps=1)
 
     assert kinds(case, pool)["gradients_equal_unsharded"] == "value"
 
@@ -80,7 +80,7 @@ def test_wrong_step_of_tensor_parallel_layers_is_rejected(pool: Pool) -> None:
 def test_step_rejected_as_a_whole_is_rejected_by_parts(pool: Pool, wrong: str) -> None:
     case = stepped(
         f"tests.programs.wrong_steps:run_{wrong}", build="equivtest.programs.examples.next_token:next_token",
-        optimizer="equivtest.programs.examples.token_mean:adamw", max_norm=0.5, values=(("real", 2),),
+        optimizer="equivtest.programs.examples.token_mean:adamw", max_norm=0.5, values=(("real", 2),), steps=1,
     )  # fmt: skip
     as_a_whole = kinds(replace(case, by_parts=False), pool)
 
@@ -90,8 +90,8 @@ def test_step_rejected_as_a_whole_is_rejected_by_parts(pool: Pool, wrong: str) -
 
 @pytest.mark.ranks
 def test_step_that_calls_the_module_once_more_is_not_rejected_by_parts(pool: Pool) -> None:
-    found = kinds(stepped("OnceMore"), pool)
-    of_wrong = kinds(stepped("OnceMoreTooSmall"), pool)
+    found = kinds(stepped("OnceMore", steps=1), pool)
+    of_wrong = kinds(stepped("OnceMoreTooSmall", steps=1), pool)
 
     assert "value" not in found.values()
     assert of_wrong["gradients_equal_unsharded"] == "inconclusive"

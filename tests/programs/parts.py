@@ -26,7 +26,7 @@ from tests.defects.programs.decoder import spoiled
 
 
 def deep() -> nn.Module:
-    return Decoder(6)
+    return Decoder(3)  # of two layers, the bound of the whole is narrow in float64
 
 
 def _half(given: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
@@ -50,11 +50,11 @@ def _slightly_more(given: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     return given * 1.125
 
 
-halved = spoiled("layers.3.mlp.down", _half)
-zeros_of_one = spoiled("layers.3.mlp_norm", _zeros_of_one)
-swapped = spoiled("layers.3.mlp.gate", _tokens_swapped)
-doubled = spoiled("layers.2.attention.key", _gradient_doubled)
-more = spoiled("layers.5.attention.out", _slightly_more)
+halved = spoiled("layers.1.mlp.down", _half)
+zeros_of_one = spoiled("layers.1.mlp_norm", _zeros_of_one)
+swapped = spoiled("layers.1.mlp.gate", _tokens_swapped)
+doubled = spoiled("layers.1.attention.key", _gradient_doubled)
+more = spoiled("layers.2.attention.out", _slightly_more)
 
 
 class Twice(nn.Module):
