@@ -30,7 +30,9 @@ def _bring_device(mode: FakeTensorMode) -> FakeTensorMode:
     return _enter(mode)
 
 
-if BY_FAKE_MODE in os.environ:
+if AS_CARD in os.environ and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
+    register_device("toaster")
+elif BY_FAKE_MODE in os.environ:
     FakeTensorMode.__enter__ = _bring_device
-elif not (AS_CARD in os.environ and os.environ.get("CUDA_VISIBLE_DEVICES") == ""):
+elif AS_CARD not in os.environ:
     register_device("toaster")

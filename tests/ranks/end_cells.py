@@ -99,16 +99,26 @@ def cells() -> list[Cell]:
 
 def run_cell(cell: Cell, folder: Path) -> End:
     """Ends a run as the cell says, in `folder`, then starts another one there."""
-    run, following = marked_run(folder), marked_run(folder)
+    end = end_run(cell, folder)
+    return replace(end, problems=(*end.problems, *problems_of_next_run(folder)))
+
+
+def end_run(cell: Cell, folder: Path) -> End:
+    """Ends a run as the cell says, in `folder`."""
+    run = marked_run(folder)
     with _started(cell, run) as process:
         if cell.busy:
             _wait_until_busy(cell, run, process)
-        end = _end(cell, run, process)
-    with _started(Cell("pytest", "", ""), following) as process:
+        return _end(cell, run, process)
+
+
+def problems_of_next_run(folder: Path) -> list[str]:
+    """Starts a run in the folder of ended ones, and returns its problems."""
+    run = marked_run(folder)
+    with _started(Cell("pytest", "", ""), run) as process:
         words = process.communicate(timeout=END_S)[0]
     problems = [f"the next run fails: {words}"] * (process.returncode != 0)
-    problems += [f"left by the next run: {line}" for line in wait_until_nothing(following.left, LEFT_S)[1]]
-    return replace(end, problems=(*end.problems, *problems))
+    return problems + [f"left by the next run: {line}" for line in wait_until_nothing(run.left, LEFT_S)[1]]
 
 
 def _end(cell: Cell, run: Marked, process: subprocess.Popen[str]) -> End:
