@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -158,6 +158,7 @@ class _Unread(_Entry):
     def subject(self) -> str:
         return self.raw.subject
 
+    @cached_property
     def read(self) -> KnownFailure:
         with _naming(f"{SHIPPED}", self.position):
             return replace(_entry(self.raw, self.number, _known_claims()), is_shipped=True)
@@ -257,30 +258,51 @@ def _listed(*paths: Path) -> list[KnownFailure | _Unread]:
 
 
 def _read(entry: KnownFailure | _Unread) -> KnownFailure:
-    return entry.read() if isinstance(entry, _Unread) else entry
+    return entry.read if isinstance(entry, _Unread) else entry
 
 
 def _entries_in(path: Path, numbers: Counter[str]) -> Sequence[KnownFailure | _Unread]:
     """Returns all entries of one file.  `numbers` has, for each subject, the number of entries in earlier files."""
     try:
-        data = tomllib.loads(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        if path == SHIPPED:
+            return _behind(_shipped_entries(text), numbers)
+        listed = _tables_of(path, text)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise Misuse(f"known failures: cannot read {path}: {error}") from error
+    return entries_of(listed, f"{path}", numbers)
+
+
+def _behind(entries: Sequence[_Unread], numbers: Counter[str]) -> list[_Unread]:
+    """Returns the entries with numbers that continue `numbers`, and counts them there."""
+    found = [
+        replace(entry, number=before + entry.number) if (before := numbers[entry.subject]) else entry
+        for entry in entries
+    ]
+    numbers.update(entry.subject for entry in found)
+    return found
+
+
+def _tables_of(path: Path, text: str) -> list[object]:
+    data = tomllib.loads(text)
     if "backend" in data:  # a manifest, see `equivtest.bundle.manifest`
         data = {"known_failure": data.get("waiver", [])}
     listed = data.pop("known_failure", [])
     if data or not isinstance(listed, list):
         raise Misuse(f"known failures: {path}: expected [[known_failure]] entries only, got {', '.join(data)}")
-    return _unread(listed, numbers) if path == SHIPPED else entries_of(listed, f"{path}", numbers)
+    return listed
 
 
-def _unread(listed: Sequence[object], numbers: Counter[str]) -> list[_Unread]:
+@lru_cache(maxsize=2)
+def _shipped_entries(text: str) -> tuple[_Unread, ...]:
+    """Returns the entries of the shipped list.  Cached, because a process may read the long list many times."""
+    numbers: Counter[str] = Counter()
     entries = []
-    for position, raw in enumerate(msgspec.convert(listed, list[_Raw]), start=1):
+    for position, raw in enumerate(msgspec.convert(_tables_of(SHIPPED, text), list[_Raw]), start=1):
         numbers[raw.subject] += 1
         versions = tuple(raw.versions.items())
         entries.append(_Unread(raw, position, numbers[raw.subject], versions=versions, expires=raw.expires))
-    return entries
+    return tuple(entries)
 
 
 def entries_of(listed: Sequence[object], name: str, numbers: Counter[str]) -> list[KnownFailure]:

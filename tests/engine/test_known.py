@@ -183,6 +183,16 @@ def test_known_failures_list_of_the_user_is_added_to_the_shipped_list(tmp_path: 
     assert all(map(parse({}).expects, [own, *shipped]))
 
 
+def test_shipped_list_behind_a_list_of_the_user_continues_its_numbers(tmp_path: Path) -> None:
+    load(tmp_path)
+    alone, behind = (
+        [entry.number for entry in read_entries(*paths) if entry.subject == "rowwise_linear"]
+        for paths in ((SHIPPED,), (tmp_path / "known.toml", SHIPPED))
+    )
+
+    assert alone == [*range(1, len(alone) + 1)] and behind == [*alone, len(alone) + 1]
+
+
 @pytest.mark.parametrize(("text", "lists"), [("none", ()), (None, ("shipped",)), ("shipped", ("shipped",))])
 def test_known_failures_option_accepts_none_and_defaults_to_the_shipped_list(
     text: str | None, lists: tuple[str, ...]
