@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import hypothesis  # noqa: F401  (what runs in this process import is dropped behind each, and torch dies of it)
 import pytest
@@ -16,10 +17,12 @@ import equivtest.programs.run.module
 import equivtest.verdicts.claims  # noqa: F401
 from equivtest import cli
 from equivtest.cases.case import to_data
+from equivtest.errors import BrokenSetup
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.programs.case import ModuleCase
 from equivtest.pytest_plugin import suite
+from equivtest.ranks.backend import Backend
 from equivtest.verdicts.verdict import Judgement, Mismatch, Verdict
 from tests.commands import Command
 from tests.engine.fake_suite import log_of, make_suite
@@ -253,23 +256,19 @@ def test_all_processes_iterate_a_set_alike_if_no_hash_seed_is_set(tmp_path: Path
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_start_method_forkserver_is_refused_in_one_line_if_an_import_breaks_the_backward_in_forks(
-    tmp_path: Path,
+def test_start_method_that_ranks_cannot_use_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: Streams
 ) -> None:
-    command = [sys.executable, "-m", "equivtest.cli", "check", "rowwise_linear", repr(ROWWISE), "--start=forkserver"]
+    """A server that refuses it is in tests/ranks/test_pool.py."""
 
-    done = subprocess.run(
-        [*command, "--import=tests.programs.threads"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env=environment(str(Path(cli.__file__).parents[1])),
-    )
+    def refuse(backend: Backend, _: str) -> NoReturn:
+        raise BrokenSetup(f"a fork of {backend.imports} runs no backward:\n{backend.start}")
 
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.startswith("equivtest: ranks cannot be forked: a fork runs no backward (RuntimeError: Unable to")
+    monkeypatch.setattr("equivtest.ranks.hosts.run_hub.pool_on_hosts", refuse)
+    code = call(monkeypatch, "check", "rowwise_linear", repr(ROWWISE), "--start=forkserver", "--import=json")
+
+    told = "equivtest: a fork of ('json',) runs no backward: forkserver\n"
+    assert (code, *capsys.readouterr()) == (2, "", told)
 
 
 @pytest.mark.parametrize(

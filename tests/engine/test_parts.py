@@ -1,5 +1,6 @@
 """Families are found by their folders, and each part is imported when it is first asked for."""
 
+import json
 import subprocess
 import sys
 
@@ -41,32 +42,49 @@ def test_every_family_with_a_case_has_an_oracle() -> None:
     assert families == {family_of(type(defect.smallest).__module__) for defect in defects()}
 
 
+IMPORTED = """
+import json, sys
+def imported():
+    print(json.dumps(sorted(sys.modules)))
+import equivtest.cases.names
+imported()
+from equivtest.families.linear.case import LinearCase
+case = LinearCase(world_size=1, style="rowwise")
+imported()
+from equivtest.cases.values import draw; draw(case, 0)
+imported()
+from equivtest.oracle import expect; expect(case, 0)
+imported()
+"""
+"""Prints the modules of a process after it has used the names, the case, the values and the oracle of a family."""
+
+
+@pytest.fixture(scope="module")
+def imported() -> dict[str, set[str]]:
+    """Last part that a new process has used -> its modules then."""
+    used = ("names", "case", "values", "oracle")
+    return {part: set(json.loads(line)) for part, line in zip(used, printed_by(IMPORTED).splitlines(), strict=True)}
+
+
 @pytest.mark.parametrize(
-    ("call", "wanted", "unwanted"),
+    ("used", "wanted", "unwanted"),
     [
-        ("", "linear.case", "linear.values"),
-        ("from equivtest.cases.values import draw; draw(case, 0)", "linear.values", "linear.oracle"),
-        ("from equivtest.oracle import expect; expect(case, 0)", "linear.oracle", "linear.subject"),
+        ("case", "linear.case", "linear.values"),
+        ("values", "linear.values", "linear.oracle"),
+        ("oracle", "linear.oracle", "linear.subject"),
     ],
     ids=["case", "values", "oracle"],
 )
-def test_part_of_a_family_is_imported_only_when_it_is_used(call: str, wanted: str, unwanted: str) -> None:
-    program = f"""
-import sys
-from equivtest.families.linear.case import LinearCase
-case = LinearCase(world_size=1, style="rowwise")
-{call}
-print(*(name for name in sys.modules if ".families." in name))
-"""
-    loaded = printed_by(program).split()
+def test_part_of_a_family_is_imported_only_when_it_is_used(
+    imported: dict[str, set[str]], used: str, wanted: str, unwanted: str
+) -> None:
+    loaded = imported[used]
 
     assert f"{FAMILIES}.{wanted}" in loaded and f"{FAMILIES}.{unwanted}" not in loaded
 
 
-def test_names_of_subjects_are_listed_without_importing_torch() -> None:
-    program = "import sys, equivtest.cases.names; print({'torch', 'hypothesis'} & sys.modules.keys())"
-
-    assert printed_by(program) == "set()"
+def test_names_of_subjects_are_listed_without_importing_torch(imported: dict[str, set[str]]) -> None:
+    assert "equivtest.cases.names" in imported["names"] and not {"torch", "hypothesis"} & imported["names"]
 
 
 def test_rank_that_runs_a_defect_imports_no_verdicts_and_no_hypothesis() -> None:

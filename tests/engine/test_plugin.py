@@ -107,13 +107,19 @@ def test_every_claim_is_a_separate_test(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_claims_have_the_same_outcome_with_and_without_xdist(pytester: pytest.Pytester, workers: str) -> None:
+def test_claims_and_the_report_are_alike_with_and_without_xdist(pytester: pytest.Pytester, workers: str) -> None:
+    """The report can also be rebuilt from its log."""
     make_suite(pytester, "a", "b_wrong")
 
-    result = run_suite(pytester, UNKNOWN, "-n", workers)
+    result = run_suite(pytester, UNKNOWN, "--report=out", "-n", workers)
 
     # 8 searches and 4 claims; one search and its claim fail
     result.assert_outcomes(passed=10, failed=2)
+    out = pytester.path / "out"
+    written = {path.name: path.read_text() for path in out.iterdir() if path.suffix in (".csv", ".jsonl", ".txt")}
+    run = read_run(out)
+    write_report(out, run.environment, run.results)
+    assert {name: (out / name).read_text() for name in written} == written
 
 
 def test_failing_search_names_the_claim_whose_item_shows_the_message(
@@ -340,8 +346,7 @@ def test_pytest_session_ends_if_the_setup_of_ranks_is_broken(pytester: pytest.Py
     assert "Traceback" not in result.stdout.str() + result.stderr.str()
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
-@pytest.mark.parametrize(("other", "code"), [("b", 2), ("b_wrong", 1)])
+@pytest.mark.parametrize(("other", "code", "workers"), [("b", 2, "0"), ("b_wrong", 1, "0"), ("b_wrong", 1, "1")])
 def test_misuse_in_one_property_fails_only_the_items_of_the_property(
     pytester: pytest.Pytester, other: str, code: int, workers: str
 ) -> None:
@@ -556,19 +561,6 @@ def test_report_folder_contains_every_documented_file(pytester: pytest.Pytester)
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("workers", [(), ("-n2",)])
-def test_report_can_be_rebuilt_from_its_log(pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
-    make_suite(pytester, "a", "a_wrong")
-    run_suite(pytester, "--report=out", *workers)
-    out = pytester.path / "out"
-    written = {path.name: path.read_text() for path in out.iterdir() if path.suffix in (".csv", ".jsonl", ".txt")}
-
-    run = read_run(out)
-    write_report(out, run.environment, run.results)
-
-    assert {name: (out / name).read_text() for name in written} == written
-
-
 def test_junitxml_option_of_the_user_is_respected(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
 
@@ -637,10 +629,9 @@ def test_sigterm_closes_the_pool(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
-@pytest.mark.parametrize("prefix", [[], ["nohup"]], ids=["started directly", "started by nohup"])
-def test_killed_controller_ends_its_workers(prefix: list[str], pytester: pytest.Pytester) -> None:
+def test_killed_controller_ends_its_workers_although_nohup_started_it(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a_hangs")
-    command = [*prefix, sys.executable, "-m", "pytest", *plugin_args(), "-n1", UNKNOWN, *W3]
+    command = ["nohup", sys.executable, "-m", "pytest", *plugin_args(), "-n1", UNKNOWN, *W3]
     process = subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _wait_for("hanging", pytester)
     workers = _children(process.pid)

@@ -13,9 +13,9 @@ def test_written_result_begins_with_its_command_and_commit(tmp_path: Path, monke
     monkeypatch.setattr(write, "RESULTS", tmp_path)
     monkeypatch.setattr(write, "header", lambda command: f"# `{command}`\n\n")
 
-    assert write.main("structure") == 0
-    lines = (tmp_path / "structure.md").read_text().splitlines()
-    assert lines[0] == "# `python -m studies.structure`" and "loose modules" in lines[3]
+    assert write.main("plain", "README.md") == 0
+    lines = (tmp_path / "plain.md").read_text().splitlines()
+    assert lines[0] == "# `python -m studies.plain README.md`" and lines[3].startswith("documents ")
 
 
 def test_failed_study_leaves_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
