@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
 from equivtest.base import limits
 from equivtest.cases.case import Case
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.fetch.strategy import fetch_cases
-from equivtest.property import Property
+from equivtest.property import Property, Space
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.search.chunks import Chunk
@@ -78,8 +80,13 @@ class Remembering(StubPool):
         self.visits[world_size] = 0
 
 
-def run(pool: StubPool, directory: Path, only: Target | None = None) -> Findings:
-    prop = Property("mine:fetch", "It is.", "nowhere", fetch_cases, (equals_unsharded,))
+def run(
+    pool: StubPool,
+    directory: Path,
+    only: Target | None = None,
+    cases: Callable[[Space], SearchStrategy[Case]] = fetch_cases,
+) -> Findings:
+    prop = Property("mine:fetch", "It is.", "nowhere", cases, (equals_unsharded,))
     chunk = Chunk(1, limits.DTYPES, 0, 10)
     return search(prop, chunk, pool, KnownFailures(), directory, only=only)  # type: ignore[arg-type]
 
@@ -146,6 +153,7 @@ def test_message_has_a_history_line_if_a_rank_breaks_only_after_earlier_cases(tm
     pool = StubPool(
         lambda case: [Reply(rank=0, outcome=outcome)] if next(visits) == 3 else right_replies(case)  # type: ignore[arg-type]
     )
-    [failure] = run(pool, tmp_path).failures
+    few = st.sampled_from([FetchCase(world_size=1, parameters=((size,),)) for size in range(1, 9)])
+    [failure] = run(pool, tmp_path, cases=lambda space: few).failures
 
     assert "holds alone in new ranks; it failed after 3 earlier cases" in failure.message

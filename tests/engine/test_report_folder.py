@@ -98,8 +98,7 @@ def test_session_without_a_run_does_not_change_the_folder(
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+@pytest.mark.parametrize(("number", "word", "workers"), [(signal.SIGINT, "Ctrl-C", 1), (signal.SIGTERM, "SIGTERM", 0)])
 def test_report_of_an_interrupted_run_begins_with_the_interruption(
     pytester: pytest.Pytester, out: Path, number: signal.Signals, word: str, workers: int
 ) -> None:
@@ -114,18 +113,6 @@ def test_report_of_an_interrupted_run_begins_with_the_interruption(
     assert all(words.startswith(told) for words in first_words(out))
     assert not environment_of(out)["complete"] and environment_of(out)["state"] == f"interrupted by {word}"
     assert (out / "verdicts.jsonl").read_text() == "" and not (out / REPLAY).exists()
-
-
-def test_report_of_a_killed_run_says_when_it_began(pytester: pytest.Pytester, out: Path) -> None:
-    with hanging(pytester, 0) as process:
-        process.kill()
-        process.communicate(timeout=LIMIT_S)
-
-    found = environment_of(out)
-    told = f"This run began at {found['started']} in process {process.pid} and has not ended; "
-    assert all(words.startswith(told) for words in first_words(out))
-    assert (found["complete"], found["state"], found["process"]) == (False, "begun", process.pid)
-    assert not any((out / name).exists() for name in ("verdicts.jsonl", "cells.csv", "junit.xml", REPLAY))
 
 
 def test_report_of_a_run_interrupted_before_collection_begins_with_the_interruption(
@@ -169,18 +156,24 @@ def test_report_of_a_run_without_a_property_is_marked_incomplete(pytester: pytes
     assert not environment_of(out)["complete"] and first_words(out) == ["This run judged nothing."] * 2
 
 
-def test_report_folder_refuses_a_second_run_at_the_same_time(pytester: pytest.Pytester, out: Path) -> None:
+def test_report_folder_refuses_a_second_run_until_the_first_is_killed(pytester: pytest.Pytester, out: Path) -> None:
+    """Until the next run the report says when the killed one began."""
     with hanging(pytester, 0) as process:
-        found = environment_of(out)
+        begun = environment_of(out)
         result = run_suite(pytester, *ARGS)
-        assert environment_of(out) == found
         process.kill()
         process.communicate(timeout=LIMIT_S)
-    make_suite(pytester, "a")
 
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    told = f"(process {process.pid}, started {found['started']}): wait for its end, or name another folder"
+    told = f"(process {process.pid}, started {begun['started']}): wait for its end, or name another folder"
     result.stderr.fnmatch_lines([f"ERROR: equivtest: --report: another run writes to {out} {told}"])
+    found = environment_of(out)
+    told = f"This run began at {found['started']} in process {process.pid} and has not ended; "
+    assert found == begun and all(words.startswith(told) for words in first_words(out))
+    assert (found["complete"], found["state"], found["process"]) == (False, "begun", process.pid)
+    assert not any((out / name).exists() for name in ("verdicts.jsonl", "cells.csv", "junit.xml", REPLAY))
+
+    make_suite(pytester, "a")
     assert run_suite(pytester, *ARGS).ret == 0 and environment_of(out)["complete"]
 
 
