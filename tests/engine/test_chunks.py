@@ -6,7 +6,9 @@ import importlib
 import json
 import shutil
 import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from equivtest.search.chunks import Chunk, chunk_cases, draw_cases, seed_of
 from equivtest.search.local_constants import no_local_constants
 from equivtest.search.planned import has_case, profile_for
 from equivtest.verdicts.claims import agrees_on_all_ranks, equals_unsharded
-from studies.gate_draws import LARGE, MADE_UP, lines_of_draws, lines_of_run, make_up_modules, mixed_suite
+from studies.gate_draws import DRAW, LARGE, MADE_UP, lines_of_draws, lines_of_run, make_up_modules, mixed_suite
 from tests.drawing import drawn
 
 CHUNK = Chunk(2, limits.DTYPES, 0, 20)
@@ -110,8 +112,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> list[str]:
-    """The draws of a process that imports no other module."""
-    return lines_of_draws(folder / "own", folder=str(folder / "own"))
+    """The draws of this process, which imports no module full of constants."""
+    options = {"files": "test_*.py", "folder": str(folder / "own"), "subjects": [], "imports": []}
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as printed:
+        patch.setattr(sys, "argv", ["", json.dumps(options)])
+        for path in (folder / "own").glob("*.py"):
+            patch.setitem(sys.modules, path.stem, None)  # so that the module goes again
+        exec(DRAW, {})
+    return sorted(set(printed.getvalue().splitlines()))
 
 
 def import_made_up(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

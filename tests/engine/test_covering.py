@@ -1,14 +1,16 @@
-"""Covering arrays: every combination that some case can have, in few cases, the same everywhere."""
+"""Covering arrays: every combination that some case can have, in few cases, the same everywhere, as all cases are."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import hypothesis
@@ -24,9 +26,12 @@ from equivtest.property import Property, Space
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.search.chunks import SETTINGS, Chunk, chunk_cases, covering_array_of, replay_of
 from equivtest.search.covering import Array, covering_array
+from equivtest.search.local_constants import no_local_constants
+from tests.drawing import STRATEGIES, drawn
 
 SPACE = Space((2,), ("float32", "float64"))
 NAMES = ("a", "b", "c", "d")
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -113,10 +118,11 @@ def test_first_rows_of_an_array_cover_most_pairs() -> None:
 
 
 PRINTED = """
-from tests.engine.test_covering import GATE, colwise
-from equivtest.search.chunks import covering_array_of
-array = covering_array_of(colwise(), GATE)
-print(array.rows, array.infeasible)
+import json, sys
+sys.path.insert(0, {folder!r})
+import full_of_constants
+from tests.engine.test_covering import five_of_each, printed_array
+print(json.dumps([printed_array(), five_of_each()]))
 """
 GATE = Chunk(2, limits.DTYPES, 0, 3, strength=2)
 
@@ -125,17 +131,41 @@ def colwise() -> Property:
     return replace(shipped()["colwise_embedding"], examples=())
 
 
-def printed_by_a_process(hash_seed: str) -> str:
-    environment = os.environ | {"PYTHONHASHSEED": hash_seed}
-    command = [sys.executable, "-c", PRINTED]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True).stdout
+def printed_array() -> str:
+    array = covering_array_of(colwise(), GATE)
+    assert array is not None
+    return f"{array.rows} {array.infeasible}"
 
 
-def test_every_process_makes_the_same_covering_array() -> None:
-    here = covering_array_of(colwise(), GATE)
-    assert here is not None
+def five_of_each() -> list[str]:
+    """Five cases of each strategy."""
+    with no_local_constants():
+        space = Space((2,), ("float32", "bfloat16"))
+        return [str(case) for strategy in STRATEGIES.values() for case in drawn(strategy(space), 5, number=11)]
 
-    assert printed_by_a_process("1") == f"{here.rows} {here.infeasible}\n"
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[str]]:
+    """The array and the cases of a process with another hash seed and a module full of constants."""
+    folder = tmp_path_factory.mktemp("constants")
+    constants = [f"A{n} = {n}; B{n} = {10_007 * n}; S{n} = 'shard({n})'" for n in range(100)]
+    (folder / "full_of_constants.py").write_text("\n".join(constants))
+    environment = os.environ | {"PYTHONHASHSEED": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", PRINTED.format(folder=str(folder))]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600, check=True)
+    array, cases = json.loads(done.stdout)
+    return array, cases
+
+
+def test_every_process_makes_the_same_covering_array(elsewhere: tuple[str, list[str]]) -> None:
+    assert elsewhere[0] == printed_array()
+
+
+def test_drawn_cases_do_not_depend_on_other_imported_modules(elsewhere: tuple[str, list[str]]) -> None:
+    """Hypothesis' own integers do, see test_chunks.py: they draw the constants of that module too."""
+    here = five_of_each()
+
+    assert elsewhere[1] == here and len(here) == 5 * len(STRATEGIES)
 
 
 def test_chunks_of_all_world_sizes_take_rows_of_one_covering_array() -> None:
@@ -143,8 +173,8 @@ def test_chunks_of_all_world_sizes_take_rows_of_one_covering_array() -> None:
     assert array is not None
     chunks = [replace(GATE, world_size=world_size) for world_size in limits.WORLD_SIZES]
 
-    drawn = [case for chunk in chunks for case in chunk_cases(colwise(), chunk)]
-    assert {row.case for row in array.rows} <= set(drawn)
+    cases = [case for chunk in chunks for case in chunk_cases(colwise(), chunk)]
+    assert {row.case for row in array.rows} <= set(cases)
 
 
 def test_conformance_run_covers_triples_of_values_of_dangerous_axes() -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ast
 import math
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -24,11 +21,9 @@ from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.fetch.strategy import fetch_cases
 from equivtest.layout import shard_kind
 from equivtest.property import Space
-from equivtest.search.local_constants import no_local_constants
 from tests.drawing import SPACE, STRATEGIES, drawn, run_of, smallest
 
 DATA_PARALLEL = ("ddp_mlp", "fsdp2_mlp", "zero3_mlp_all_gather", "fsdp2_tp_mlp", "hsdp_mlp")
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -277,34 +272,6 @@ def test_case_shrinks_to_the_one_parameter_that_fails() -> None:
     )
 
     assert case == FetchCase(world_size=1, parameters=((0,),))
-
-
-DRAWING = """
-import sys
-sys.path.insert(0, {folder!r})
-import full_of_constants
-from tests.engine.test_strategies import ten_of_each
-print("\\n".join(ten_of_each()))
-"""
-
-
-def ten_of_each() -> list[str]:
-    with no_local_constants():
-        space = Space((2,), ("float32", "bfloat16"))
-        return [str(case) for strategy in STRATEGIES.values() for case in drawn(strategy(space), 10, number=11)]
-
-
-def test_drawn_cases_do_not_depend_on_other_imported_modules(tmp_path: Path) -> None:
-    """Hypothesis' own integers do, see test_chunks.py: they draw the constants of that module too."""
-    constants = [f"A{n} = {n}; B{n} = {10_007 * n}; S{n} = 'shard({n})'" for n in range(100)]
-    (tmp_path / "full_of_constants.py").write_text("\n".join(constants))
-    command = [sys.executable, "-c", DRAWING.format(folder=str(tmp_path))]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "2"}
-
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
-
-    here = ten_of_each()
-    assert done.stdout.splitlines() == here and len(here) == 10 * len(STRATEGIES)
 
 
 def test_strategies_use_only_hypothesis_functions_that_draw_from_tables() -> None:
