@@ -11,8 +11,6 @@ import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, schedules
-from torch.distributed.pipelining.microbatch import TensorChunkSpec
 
 from equivtest.programs.examples.pipeline import Chain
 
@@ -86,16 +84,20 @@ class Pipeline(nn.Module):
 
     def make_schedule(self, batch: torch.Tensor) -> Any:
         """Returns a schedule for batches of the same shape."""
+        from torch.distributed.pipelining import microbatch, schedules  # imports dynamo, so only ranks import it
+
         num = min(NUM_MICRO_BATCHES, batch.size(self.dim))
         row = batch.detach().chunk(num, self.dim)[0]
         stages = [self.make_stage(number, stage, row) for number, stage in self.stages.items()]
         kind: Any = schedules.get_schedule_class(self.name)
         own = stages[0] if self.name in ONE_STAGE else stages
-        rows = TensorChunkSpec.from_tuple((self.dim,))
+        rows = microbatch.TensorChunkSpec.from_tuple((self.dim,))
         specs = {"args_chunk_spec": rows, "output_merge_spec": rows} if self.dim else {}
         return kind(own, num, loss_fn=self.loss, scale_grads=self.takes_mean, **specs)
 
-    def make_stage(self, number: int, stage: Stage, row: torch.Tensor) -> PipelineStage:
+    def make_stage(self, number: int, stage: Stage, row: torch.Tensor) -> Any:
+        from torch.distributed.pipelining import PipelineStage
+
         given: dict[str, Any] = {"group": self.mesh.get_group()}
         if not self.infers:
             hidden = row.clone(memory_format=torch.contiguous_format).requires_grad_()

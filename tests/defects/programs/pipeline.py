@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining import PipelineStage
 
 from equivtest.cases.subject import Answers, Given
 from equivtest.programs.case import PARTS_OF_WHOLE, ModuleCase
@@ -60,7 +59,7 @@ class Scaled(Pipeline):
 class Reversed(Pipeline):
     """Runs the layers of each stage in reverse order."""
 
-    def make_stage(self, number: int, stage: Stage, row: torch.Tensor) -> PipelineStage:
+    def make_stage(self, number: int, stage: Stage, row: torch.Tensor) -> Any:
         return super().make_stage(number, Stage([*stage.layers][::-1]), row)
 
 
