@@ -19,6 +19,7 @@ from torch import nn
 TORCH = str(Path(torch.__file__).parent)
 OWN = str(Path(__file__).parents[1])
 CALLER = f"{OWN}/programs/reference.py"
+EXAMPLES = f"{OWN}/programs/examples/"
 NOT_THE_USERS = (
     f"{OWN}/oracle/",
     f"{OWN}/programs/oracle/",
@@ -114,10 +115,16 @@ def _line() -> tuple[str, int]:
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yields frames from the innermost outwards, up to the harness's call of the module. Skips the harness's frames."""
+    """Yields frames from the innermost outwards, up to the harness's call of the module, or of the oracle.
+
+    Skips the frames of the oracle. Behind the call of the oracle no frame belongs to the module.
+    """
     while frame is not None:
-        if frame.f_code.co_filename == CALLER and frame.f_code.co_name == "call":
+        file = frame.f_code.co_filename
+        if file == CALLER and frame.f_code.co_name == "call":
             return
-        if not frame.f_code.co_filename.startswith(NOT_THE_USERS):
+        if not file.startswith(NOT_THE_USERS):
+            if file.startswith(f"{OWN}/") and not file.startswith(EXAMPLES):
+                return
             yield frame
         frame = frame.f_back

@@ -274,6 +274,15 @@ def test_dtype_that_is_left_out_beside_another_has_its_own_reason() -> None:
     assert "1 rank, results may be rounded: sum may reach 896 units, but bfloat16 is" in left_out["bfloat16"]
 
 
+def test_reason_against_a_sum_over_the_parts_of_a_batch_names_no_line_of_equivtest() -> None:
+    prop = module_property(
+        "equivtest.programs.examples.gated:scaled_block", HERE + "whole", ((4, 2, 2),), batch="mean of parts"
+    )
+    reason = prop.left_out(Space((2,), ("float32", "float16")))["float16"]
+
+    assert "sum may reach 3584 units, but float16 is exact only up to 2048: take smaller sizes" in reason
+
+
 @pytest.mark.ranks
 def test_module_that_no_dtype_can_judge_raises_misuse(pool: Pool, tmp_path: Path) -> None:
     prop = module_property(HERE + "deep", HERE + "whole", ((2, 3),), by_parts=False)
