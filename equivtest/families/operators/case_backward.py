@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from equivtest.families.operators.case_forms import Argument, Form, Signature
+from equivtest.families.operators.case_forms import Argument, alike, either
 from equivtest.families.operators.case_operator import ANY, FRACTION, UNIT, rounded
 
 _POINTWISE: tuple[tuple[str, dict[str, Argument], str], ...] = (
@@ -22,18 +22,14 @@ _POINTWISE: tuple[tuple[str, dict[str, Argument], str], ...] = (
 """Name, arguments, and the domain of the tensor."""
 
 
-def _alike(*each: dict[str, Argument]) -> Form:
-    return lambda shape: tuple(Signature((shape, shape), tuple(arguments.items())) for arguments in each)
-
-
 def _log_softmax_backward(cotangent: torch.Tensor, result: torch.Tensor, dim: int) -> Any:
     return torch.ops.aten._log_softmax_backward_data(cotangent, result, dim, cotangent.dtype)
 
 
 ROWS = (
     *(
-        rounded(name, getattr(torch.ops.aten, name), _alike(arguments), domains=(ANY, domain), num_dims=(2,))
+        rounded(name, getattr(torch.ops.aten, name), alike(**arguments), domains=(ANY, domain), num_dims=(2,))
         for name, arguments, domain in _POINTWISE
     ),
-    rounded("_log_softmax_backward_data", _log_softmax_backward, _alike({"dim": 0}, {"dim": -1}), num_dims=(2,)),
+    rounded("_log_softmax_backward_data", _log_softmax_backward, either(alike(dim=0), alike(dim=-1)), num_dims=(2,)),
 )

@@ -11,7 +11,17 @@ import torch
 from torch.nn import functional
 
 from equivtest.cases.case import Shape
-from equivtest.families.operators.case_forms import Form, Signature, Signatures, along, each, pairs, products, reduced
+from equivtest.families.operators.case_forms import (
+    Form,
+    Signature,
+    Signatures,
+    alike,
+    along,
+    each,
+    pairs,
+    products,
+    reduced,
+)
 from equivtest.families.operators.case_operator import (
     POSITIVE,
     Call,
@@ -71,10 +81,6 @@ def _sum_of_norms(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def _alike(shape: Shape) -> Signatures:
-    return (Signature((shape, shape)),)
-
-
 def _into(call: Call) -> Call:
     """Returns the call with a copy of the last operand as `out=`, which may lie otherwise than the result."""
 
@@ -113,7 +119,7 @@ ROWS = (
     _second("silu", functional.silu, each()),
     rounded("mul of complex numbers", _product_of_complex, _complex_pairs, num_dims=(1, 2)),
     rounded("mul of a conjugate", _product_with_conjugate, _complex_pairs, num_dims=(1, 2)),
-    rounded("sum of norms", _sum_of_norms, _alike, num_dims=(2,)),
+    rounded("sum of norms", _sum_of_norms, alike(), num_dims=(2,)),
     *(
         rounded(f"{name} into a tensor", _into(getattr(torch, name)), _rows_and_result, num_dims=(2,))
         for name in ("sum", "mean", "amax")

@@ -59,6 +59,11 @@ def pairs(**arguments: Argument) -> Form:
     return form
 
 
+def alike(**arguments: Argument) -> Form:
+    """Returns a form with two operands of the shape."""
+    return lambda shape: (Signature((shape, shape), tuple(arguments.items())),)
+
+
 def triples(**arguments: Argument) -> Form:
     """Returns a form with three operands. All have the shape, or the second or third broadcasts to the shape."""
 

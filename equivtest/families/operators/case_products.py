@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from equivtest.families.operators.case_arguments import equations, images
-from equivtest.families.operators.case_forms import Signature, either, products
+from equivtest.families.operators.case_forms import Signature, alike, either, products
 from equivtest.families.operators.case_operator import Call, Operator
 
 
@@ -18,7 +18,7 @@ ROWS = (
     Operator("mm", torch.mm, products("mk", "kn"), num_dims=(2,)),
     Operator("bmm", torch.bmm, products("bmk", "bkn"), num_dims=(3,)),
     Operator("mv", torch.mv, products("mk", "k"), num_dims=(2,)),
-    Operator("dot", torch.dot, lambda shape: (Signature((shape, shape)),), num_dims=(1,)),
+    Operator("dot", torch.dot, alike(), num_dims=(1,)),
     Operator("outer", torch.outer, lambda shape: (Signature((shape, (3,))), Signature(((2,), shape))), num_dims=(1,)),
     Operator(
         "matmul",

@@ -6,7 +6,7 @@ import torch
 
 from equivtest.cases.case import Shape
 from equivtest.families.operators.case_arguments import reshapes
-from equivtest.families.operators.case_forms import Signature, Signatures, each, either, moved, numbers, pairs
+from equivtest.families.operators.case_forms import Signature, Signatures, alike, each, either, moved, numbers, pairs
 from equivtest.families.operators.case_operator import (
     ABOVE,
     ANY,
@@ -73,7 +73,7 @@ ROWS = (
     chooses(
         "native_dropout_backward",
         lambda g, mask: torch.ops.aten.native_dropout_backward(g, mask, 2.0),
-        lambda shape: (Signature((shape, shape)),),
+        alike(),
         kinds=(FLOATS, BOOLS),
     ),
 )
