@@ -208,7 +208,7 @@ def _tried_on(
         narrow: set[Any] = set()
         for dtype in (dtype for dtype in REAL_DTYPES if dtype in dtypes):
             real = [make(dtype=dtype, values=((REAL_MODE, 0),), **{varied: choice}) for choice in choices]
-            found, more_reasons = _fitting(search, real, require_bounds, narrow, gives_up=search.by_parts is None)
+            found, more_reasons = _bounded(search, real, narrow, gives_up=search.by_parts is None)
             narrow |= {each.choice for each in found.get(dtype, ())}
             fitting |= found
             too_wide |= more_reasons
@@ -348,21 +348,16 @@ def _exact(
     return fitting, reasons
 
 
-def _fitting(
-    search: CandidateSearch,
-    cases: Sequence[ModuleCase],
-    require_fit: Callable[[ModuleCase], object],
-    trusted: Collection[Any] = (),
-    *,
-    gives_up: bool = False,
+def _bounded(
+    search: CandidateSearch, cases: Sequence[ModuleCase], trusted: Collection[Any], *, gives_up: bool
 ) -> tuple[ByDtype, Reasons]:
-    """Returns dtype -> candidates for cases that `require_fit` accepts, and the reasons against other cases.
+    """Returns dtype -> candidates for cases on real values with narrow bounds, and the reasons against other cases.
 
     Args:
         trusted: Choices that fit in a dtype with wider bounds. After the first case that fits, cases with these choices
             are not tried.
-        gives_up: If True, the function stops if `require_fit` refuses the first case. The first case has the simplest
-            choice, so all other cases would be refused too.
+        gives_up: If True, the function stops if the bounds of the first case are too wide. The first case has the
+            simplest choice, so all other cases would be refused too.
     """
     fitting: ByDtype = {}
     reasons: Reasons = {}
@@ -370,7 +365,7 @@ def _fitting(
         choice = getattr(case.arguments, search.varied)
         try:
             if not fitting or choice not in trusted:
-                require_fit(case)
+                require_bounds(case)
         except PropertyMisuse:
             raise
         except Misuse as error:
