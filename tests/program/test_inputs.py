@@ -38,7 +38,7 @@ REAL = (("real", 0),)
 SIZES = {"batch": (2, 3), "seq": (2,)}
 """Few, because the unsharded module runs for each size before anything is drawn."""
 DTYPES = ("float32", "bfloat16")
-"""As a whole, and by parts if the module rounds."""
+"""In bfloat16 a module that rounds is judged by parts."""
 
 
 def case_of(build: str, parallelize: str, inputs: dict[str, Any] | None = None, **fields: Any) -> ModuleCase:
