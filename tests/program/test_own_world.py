@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from equivtest.errors import Misuse
 from equivtest.module import module_property
 from equivtest.programs.case import ModuleCase
+from equivtest.programs.property import CONTRACT_OF
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
 from equivtest.search.audit import audit
@@ -86,6 +88,15 @@ def test_not_supported_raised_in_tear_down_raises_misuse(pool: Pool) -> None:
         Misuse, match="raised NotSupported, after the case had run: what was run already: raise it earlier"
     ):
         check("module", case_of("library", **fields), pool)
+
+
+@pytest.mark.ranks
+def test_no_rank_is_torn_down_before_all_ranks_have_finished(pool: Pool) -> None:
+    case = dataclasses.replace(case_of("late_on_rank_0", tear_down=HERE + "after_all"), values=(("dense", 0),))
+    pool.renew(2)
+    replies = pool.run(CONTRACT_OF, dataclasses.replace(case, repeats=False))
+
+    assert [reply.error_text for reply in replies if reply.outcome != "answered"] == []
 
 
 @pytest.mark.ranks

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.nn import functional as collectives
 from torch.nn import functional
@@ -105,3 +107,19 @@ def declines_late(mesh: DeviceMesh) -> None:
 
 def raises_too(mesh: DeviceMesh) -> None:
     raise RuntimeError("nor torn down")
+
+
+def late_on_rank_0(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Calls no collective, so nothing else makes another rank wait for rank 0."""
+    if dist.get_rank() == 0:
+        time.sleep(0.5)
+    _store().add("finished", 1)
+    return module
+
+
+def after_all(mesh: DeviceMesh) -> None:
+    assert _store().add("finished", 0) == dist.get_world_size(), "a rank is torn down before another has finished"
+
+
+def _store() -> Any:
+    return distributed_c10d._get_default_store()

@@ -8,6 +8,7 @@ Source of the variables' names: "Environment Variables" of torch.distributed.run
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -23,10 +24,11 @@ from equivtest.programs.case import ModuleCase
 
 ADDRESS = "127.0.0.1"
 """The address of a world whose ranks are all on this machine."""
-PORT_KEY = "equivtest/master_port"
+PORT_KEY, ARRIVAL_KEY = "equivtest/master_port", "equivtest/arrivals"
 
 _set_up: set[str] = set()
 """Set-ups in this process that are never torn down."""
+_visits = itertools.count()
 
 
 @contextlib.contextmanager
@@ -48,9 +50,11 @@ def world_of(case: ModuleCase, mesh: DeviceMesh) -> Iterator[None]:
         try:
             yield
         except BaseException:
+            _arrive()  # the other ranks do not wait for this rank
             with contextlib.suppress(Exception):  # the program has failed already
                 _call(case.world.tear_down, "tear_down", mesh)
             raise
+        _told().wait([_arrive()])
         try:
             _call(case.world.tear_down, "tear_down", mesh)
         except NotSupported as error:
@@ -61,6 +65,22 @@ def world_of(case: ModuleCase, mesh: DeviceMesh) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def _arrive() -> str:
+    """Records that this rank has finished the program. Returns the key that the last rank sets.
+
+    No rank may tear down the world before. `torch.distributed.new_group` ends without a barrier, and if a rank releases
+    a group of gloo while another rank still connects to it, `new_group` raises there (torch 2.13.0).
+    """
+    key = f"{ARRIVAL_KEY}/{next(_visits)}"
+    if _told().add(key, 1) == dist.get_world_size():
+        _told().set(f"{key}/all", "")
+    return f"{key}/all"
+
+
+def _told() -> Any:
+    return distributed_c10d._get_default_store()
 
 
 def _call(name: str, what: str, mesh: DeviceMesh) -> None:
@@ -87,17 +107,17 @@ def _environment() -> dict[str, str]:
 @cache
 def _store() -> Any:
     """Returns the store that listens at MASTER_PORT. Rank 0 serves the store until the process of rank 0 ends."""
-    told, served = distributed_c10d._get_default_store(), dist.TCPStore  # type: ignore[attr-defined]
+    served = dist.TCPStore  # type: ignore[attr-defined]
     if dist.get_rank():
-        return served(_host() or ADDRESS, int(told.get(PORT_KEY)), is_master=False)
+        return served(_host() or ADDRESS, int(_told().get(PORT_KEY)), is_master=False)
     store = served(_host() or ADDRESS, 0, is_master=True, wait_for_workers=False)
-    told.set(PORT_KEY, str(store.port))
+    _told().set(PORT_KEY, str(store.port))
     return store
 
 
 def _host() -> str | None:
     """Returns the host at which ranks reach rank 0, or None if all ranks are on this machine and share a file."""
-    store: Any = distributed_c10d._get_default_store()
+    store = _told()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return getattr(store, "host", None)
