@@ -23,7 +23,8 @@ import torch
 
 from equivtest.errors import EquivtestError
 
-_INT64_BITS = 62  # limit for sums before int64 could overflow, with one bit to spare
+MAX_BITS = 62
+"""Largest number of bits of a sum, so that int64 cannot overflow. One bit is left over."""
 
 
 class InexactData(EquivtestError, AssertionError):
@@ -40,7 +41,7 @@ class Scaled:
     def in_units(self, exponent: int) -> torch.Tensor:
         """Returns integers n such that the tensor is n * 2**exponent. The argument must not exceed `self.exponent`."""
         shift = self.exponent - exponent
-        if bits_of(largest_of(self.integers)) + shift > _INT64_BITS:
+        if bits_of(largest_of(self.integers)) + shift > MAX_BITS:
             raise InexactData(f"powers of two too far apart: 2**{self.exponent} in units of 2**{exponent}")
         return self.integers << shift
 
@@ -89,8 +90,8 @@ def find_integers(name: str, tensor: torch.Tensor) -> Scaled:
     significands = (fractions * 2.0**53).to(torch.int64)
     last_bits = (significands & -significands).to(torch.float64)  # powers of two
     exponent = int((exponents + torch.frexp(last_bits).exponent).min()) - 54
-    if int(exponents.max()) - exponent > _INT64_BITS or not -1022 <= exponent <= 1022:
-        raise InexactData(f"{name} spans too many powers of two to be integers of {_INT64_BITS} bits")
+    if int(exponents.max()) - exponent > MAX_BITS or not -1022 <= exponent <= 1022:
+        raise InexactData(f"{name} spans too many powers of two to be integers of {MAX_BITS} bits")
     return Scaled((values * 2.0**-exponent).to(torch.int64), exponent)
 
 
@@ -121,8 +122,8 @@ def sum_products(
     terms = torch.matmul(factors.abs().to(torch.float64), right.integers.abs().to(torch.float64))
     if added is not None:
         terms = terms + added.abs()
-    if terms.numel() and float(terms.max()) > 2.0**_INT64_BITS:  # only then could int64 overflow
-        raise InexactData(f"{name}: a sum may reach more than 2**{_INT64_BITS} units")
+    if terms.numel() and float(terms.max()) > 2.0**MAX_BITS:  # only then could int64 overflow
+        raise InexactData(f"{name}: a sum may reach more than 2**{MAX_BITS} units")
     sums = torch.matmul(factors, right.integers)
     magnitudes = torch.matmul(factors.abs(), right.integers.abs())
     if added is not None:
