@@ -69,6 +69,20 @@ def test_wrong_step_of_a_deep_model_is_rejected_in_bfloat16(pool: Pool, wrong: s
 
 
 @pytest.mark.ranks
+def test_sum_over_micro_batches_may_overflow_before_a_pipeline_divides_it(pool: Pool) -> None:
+    """The sum of eight gradients in float16 is infinite on the way to a mean of 7352."""
+    plan = "equivtest.programs.examples.pipeline_plan:"
+    case = ModuleCase(
+        world_size=2, dtype="float16", values=(("real", 39),), optimizer="equivtest.programs.examples.mixture:sgd",
+        step=f"{plan}scheduled", steps=2, build="equivtest.programs.examples.pipeline:chain(takes_mean=True)",
+        parallelize=f"{plan}pipelined(infers=False, schedule='GPipe')", by_parts=True,
+        inputs=(("x", "real", ("batch", 2)), ("weights", "real", ("batch", 2))), sizes=(("batch", 8),),
+    )  # fmt: skip
+
+    assert kinds(case, pool)["trains_like_unsharded"] == "inconclusive"
+
+
+@pytest.mark.ranks
 def test_wrong_step_of_tensor_parallel_layers_is_rejected(pool: Pool) -> None:
     case = stepped("WholeTooSmall", f"{HERE}hidden_divided", batch=WHOLE, dtype="bfloat16", steps=1)
 

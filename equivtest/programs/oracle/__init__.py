@@ -21,7 +21,7 @@ from equivtest.programs.oracle.exact import EXACT, exactly, prove_exact
 from equivtest.programs.oracle.factors import GRADIENT, without_factors
 from equivtest.programs.oracle.forced import Forced, boundaries
 from equivtest.programs.oracle.held import HeldAt, held_by_one, held_of_parts
-from equivtest.programs.oracle.steps import expect_steps, scaled, taken_out
+from equivtest.programs.oracle.steps import divided_last, expect_steps, scaled, taken_out
 from equivtest.programs.oracle.unsharded import Tensors, reduced, run_module, split
 from equivtest.programs.oracle.within import ran_within_bounds, within_bounds
 from equivtest.programs.reference import call_builder, in_dtype, with_parameters
@@ -167,10 +167,11 @@ def _within_bounds(
     ran = ran_within_bounds(case, given, held, takes_factors=takes_factors)
     with ran.counted:
         results = ran.rows | {name: reduced(case, stack) for name, stack in ran.stacks.items()}
+    gradients = [name for name in results if name.startswith(GRADIENT)]
     if case.training.step:
         results = {name: scaled(ran.counted, tensor) for name, tensor in results.items()}
+        results |= {name: divided_last(ran.counted, results[name], case.num_rows) for name in gradients}
     else:
-        gradients = [name for name in results if name.startswith(GRADIENT)]
         results |= {name: taken_out(ran.counted, results[name], ran.runs) for name in gradients}
     return {name: within_bounds(ran.counted, tensor) for name, tensor in results.items()}, ran.runs
 

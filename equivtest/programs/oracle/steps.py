@@ -21,6 +21,7 @@ from equivtest.oracle.exact import InexactData
 from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor, resolution_of, says_nothing
 from equivtest.oracle.held import Held, put_together
 from equivtest.oracle.ranged import Parts, Ranged
+from equivtest.oracle.rounding import where_finite
 from equivtest.programs.case import ModuleCase
 from equivtest.programs.oracle.factors import SCALED, rounds_factors
 from equivtest.programs.reference import call_builder, in_dtype, with_parameters
@@ -82,6 +83,22 @@ def scaled(counted: RunningError, tensor: torch.Tensor, num: int = SCALED) -> to
         return tensor
     parts = Parts.of(tensor)
     return parts._replace(error=parts.error + counted.roundings.own(parts, num)).wrapped()
+
+
+def divided_last(counted: RunningError, tensor: torch.Tensor, num: int) -> torch.Tensor:
+    """Returns a gradient without a bound where the sum of the gradients of `num` micro-batches may overflow.
+
+    If the loss is a mean, the gradient of each of `num` equal micro-batches may be `num` times as large as its share of
+    the result. A step may add these gradients before it divides their sum, as pipelines do.  Call this function outside
+    of the mode `counted`.
+
+    Source: _PipelineStageBase.scale_grads in torch/distributed/pipelining/stage.py (2.13.0).
+    """
+    if not isinstance(tensor, Ranged):
+        return tensor
+    parts = Parts.of(tensor)
+    largest = counted.roundings.record(parts.value.dtype).largest
+    return parts._replace(error=where_finite(num * parts.magnitude, largest, parts.error)).wrapped()
 
 
 def taken_out(counted: RunningError, tensor: torch.Tensor, runs: Sequence[Forced]) -> torch.Tensor:
