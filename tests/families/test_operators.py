@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ from equivtest.families.operators.known import (
 )
 from equivtest.families.operators.oracle import expect_operators, judged_how
 from equivtest.families.operators.strategy import operator_cases
-from equivtest.families.operators.subject import REFUSALS, run_operator
+from equivtest.families.operators.subject import REFUSALS, run_operator, told
 from equivtest.layout import Layout, Replicate, Shard
 from equivtest.oracle import expect, expect_held
 from equivtest.oracle.running import RunningError
@@ -265,6 +266,9 @@ def test_operator_result_is_judged_under_the_layout_of_the_first_rank() -> None:
     assert expect_held(case, 0, {0: {"output.0": placed}, 1: {}}).tensors["output.0"].layout == Layout((Shard(1),))
 
 
+MESH: Any = SimpleNamespace(ndim=1)
+
+
 def refusal(text: str) -> Placed:
     return Placed(torch.tensor(list(text.encode()), dtype=torch.uint8), Layout((Replicate(),)))
 
@@ -287,6 +291,24 @@ def test_operator_that_only_one_rank_refuses_fails() -> None:
     held = {0: {"refused": refusal("no strategy")}, 1: {}}
 
     assert set(expect_held(case_of(), 0, held).tensors) == set(expect_operators(case_of(), 0).tensors)
+
+
+@pytest.mark.parametrize(
+    "cause", [IndexError("list index out of range"), TypeError("'NoneType' object is not iterable")]
+)
+def test_mistake_within_a_rule_is_no_refusal(cause: Exception) -> None:
+    error = RuntimeError(f"{cause}\n\nSharding propagation failed for aten.split.Tensor")
+    error.__cause__ = cause
+
+    with pytest.raises(RuntimeError, match="Sharding propagation failed"):
+        told(error, MESH)
+
+
+def test_error_that_a_rule_raises_on_purpose_is_a_refusal() -> None:
+    error = RuntimeError("Cannot flatten unevenly sharded tensor\n\nSharding propagation failed for aten.view.default")
+    error.__cause__ = RuntimeError("Cannot flatten unevenly sharded tensor")
+
+    assert bytes(told(error, MESH).local.tolist()).decode() == f"RuntimeError: {error}"
 
 
 def test_a_third_of_operator_cases_have_uneven_or_empty_shards() -> None:

@@ -48,6 +48,13 @@ Source: ShardingPropagator in torch/distributed/tensor/_sharding_prop.py, OpDisp
 _ops/_view_ops.py, redistribute_local_tensor in _redistribute.py, tp_convolution in _tp_conv.py (2.13.0).
 """
 
+MISTAKES = (ArithmeticError, AttributeError, LookupError, NameError, TypeError)
+"""Classes of errors that are mistakes in a rule. No rule raises them to refuse a call.
+
+Whatever a rule raises, DTensor raises a RuntimeError from it that says "Sharding propagation failed".  Source:
+OpDispatcher in torch/distributed/tensor/_dispatch.py (2.13.0).
+"""
+
 
 def operators(case: OperatorCase, mesh: DeviceMesh, given: Given) -> Answers:
     return run_operator(case, mesh, given, call_torch)
@@ -107,7 +114,8 @@ def require_kernels(error: Exception, case: OperatorCase, operands: Sequence[DTe
 def told(error: Exception, mesh: DeviceMesh) -> Placed:
     """Returns DTensor's refusal as a tensor of bytes, which the harness compares. Raises any other error again."""
     text = str(error)
-    if not any(isinstance(error, kind) and words in text for kind, words in REFUSALS):
+    is_refusal = any(isinstance(error, kind) and words in text for kind, words in REFUSALS)
+    if not is_refusal or isinstance(error.__cause__, MISTAKES):
         raise error
     written = f"{type(error).__name__}: {text}".encode()[:200]
     layout = Layout((Whole(),) * mesh.ndim)
