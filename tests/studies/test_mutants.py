@@ -1,0 +1,60 @@
+"""studies/mutants: each mutant differs from torch in one expression, and is planted where torch has registered it."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from torch.distributed.tensor._ops.utils import normalize_dim
+
+from studies import mutants
+from studies.mutants import FOLDER, Mutant, changed, code_of, mutants_of
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("a < b", "a <= b"),
+        ("a is b", "a is not b"),
+        ("a and b", "a or b"),
+        ("not a", "a"),
+        ("a // b", "a * b"),
+        ("True", "False"),
+        ("1", "2"),
+        ("Shard(dim)", "Replicate()"),
+        ("Replicate()", "Shard(0)"),
+    ],
+)
+def test_expression_is_changed_to_another(before: str, after: str) -> None:
+    by = changed(ast.parse(before, mode="eval").body)
+
+    assert by is not None and ast.unparse(by) == after
+
+
+def test_expression_without_another_meaning_is_left() -> None:
+    assert changed(ast.parse("f(x)", mode="eval").body) is None
+
+
+@pytest.mark.parametrize("file", ["_utils", "_ops/_embedding_ops", "_ops/_common_rules"])
+def test_mutant_is_the_function_of_torch_with_one_expression_changed(file: str) -> None:
+    first, *_, last = mutants_of(file)
+
+    for mutant in (first, last):
+        code, own = code_of(mutant), function_of(mutant)
+        assert (code.co_qualname, code.co_firstlineno) == mutant.function
+        assert code != own and mutant.before != mutant.after
+
+
+def function_of(mutant: Mutant) -> object:
+    path = FOLDER / f"{mutant.file}.py"
+    codes = mutants._codes_in(compile(path.read_text("utf-8"), str(path), "exec"))
+    [code] = [each for each in codes if (each.co_qualname, each.co_firstlineno) == mutant.function]
+    return code
+
+
+def test_lines_of_torch_that_run_are_traced() -> None:
+    lines: set[tuple[str, int]] = set()
+    with mutants.traced(lines):
+        normalize_dim(-1, 2)
+
+    assert {file for file, _ in lines} == {"_ops/utils"}
