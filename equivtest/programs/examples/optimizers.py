@@ -42,8 +42,11 @@ foreach round it differently (finding 61).  With these the denominator is exact.
 """
 COMMON = {"lr": 0.125, "eps": 0.125}
 WITHOUT_EPS = frozenset({"ASGD", "SGD"})
-FUSED = "Adam"
-"""The optimizer that is fused, unless `loops` is True.  DTensor has rules for the kernels of Adam and AdamW alone."""
+FUSED = {"plain": "Adam", "varied": "AdamW"}
+"""Name of a set of options -> the optimizer that is fused, unless `loops` is True.
+
+DTensor has rules for the kernels of Adam and AdamW alone.
+"""
 
 CLIPPED, LARGEST = "Adadelta", 0.5
 """The optimizer before whose updates gradients are clipped by value, and the largest value."""
@@ -130,7 +133,7 @@ def by_all(module: Any) -> torch.optim.Optimizer:
 def _made(module: Any, name: str) -> torch.optim.Optimizer:
     options: dict[str, Any] = {key: value for key, value in COMMON.items() if key != "eps" or name not in WITHOUT_EPS}
     options |= UNLIKE[name][module.options]
-    options |= {"fused": True} if name == FUSED and not module.loops else {"foreach": not module.loops}
+    options |= {"fused": True} if name == FUSED[module.options] and not module.loops else {"foreach": not module.loops}
     kind: Any = getattr(torch.optim, name)
     made: torch.optim.Optimizer = kind([module.parts[name], module.late[name]], **options)
     return made
