@@ -48,11 +48,12 @@ Source: ShardingPropagator in torch/distributed/tensor/_sharding_prop.py, OpDisp
 _ops/_view_ops.py, redistribute_local_tensor in _redistribute.py, tp_convolution in _tp_conv.py (2.13.0).
 """
 
-MISTAKES = (ArithmeticError, AttributeError, LookupError, NameError, TypeError)
+MISTAKES = (ArithmeticError, AttributeError, IndexError, NameError, TypeError)
 """Classes of errors that are mistakes in a rule. No rule raises them to refuse a call.
 
-Whatever a rule raises, DTensor raises a RuntimeError from it that says "Sharding propagation failed".  Source:
-OpDispatcher in torch/distributed/tensor/_dispatch.py (2.13.0).
+Whatever a rule raises, DTensor raises a RuntimeError from it that says "Sharding propagation failed". KeyError is not
+in the list, because torch 2.13.0 refuses to expand a sharded dim of one element by a KeyError.  Source: OpDispatcher in
+torch/distributed/tensor/_dispatch.py, propagate_shape_and_sharding in _ops/_view_ops.py (2.13.0).
 """
 
 
