@@ -100,6 +100,15 @@ def test_no_rank_is_torn_down_before_all_ranks_have_finished(pool: Pool) -> None
 
 
 @pytest.mark.ranks
+def test_no_rank_waits_for_a_rank_that_failed_in_set_up(pool: Pool) -> None:
+    fields = {"set_up": HERE + "raises_on_rank_0", "tear_down": HERE + "forget"}
+    case = dataclasses.replace(case_of("late_on_rank_0", **fields), values=(("dense", 0),), repeats=False)
+    pool.renew(2)
+
+    assert [reply.outcome for reply in pool.run(CONTRACT_OF, case)] == ["raised", "answered"]
+
+
+@pytest.mark.ranks
 def test_error_of_a_program_is_reported_although_tear_down_raises(pool: Pool) -> None:
     fields = SET_UP | {"tear_down": HERE + "raises_too"}
 

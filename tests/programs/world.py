@@ -109,6 +109,11 @@ def raises_too(mesh: DeviceMesh) -> None:
     raise RuntimeError("nor torn down")
 
 
+def raises_on_rank_0(mesh: DeviceMesh) -> None:
+    if dist.get_rank() == 0:
+        raise RuntimeError("it cannot be made")
+
+
 def late_on_rank_0(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Calls no collective, so nothing else makes another rank wait for rank 0."""
     if dist.get_rank() == 0:

@@ -40,21 +40,23 @@ def world_of(case: ModuleCase, mesh: DeviceMesh) -> Iterator[None]:
     if not case.world.needs_world:
         yield
         return
-    before = dict(os.environ)
+    before, told = dict(os.environ), _told()
     os.environ.update(_environment())
     try:
-        if case.world.set_up not in _set_up:
-            _call(case.world.set_up, "set_up", mesh)
-        if not case.world.tear_down:
-            _set_up.add(case.world.set_up)
         try:
-            yield
-        except BaseException:
-            _arrive()  # the other ranks do not wait for this rank
-            with contextlib.suppress(Exception):  # the program has failed already
-                _call(case.world.tear_down, "tear_down", mesh)
-            raise
-        _told().wait([_arrive()])
+            if case.world.set_up not in _set_up:
+                _call(case.world.set_up, "set_up", mesh)
+            if not case.world.tear_down:
+                _set_up.add(case.world.set_up)
+            try:
+                yield
+            except BaseException:
+                with contextlib.suppress(Exception):  # the program has failed already
+                    _call(case.world.tear_down, "tear_down", mesh)
+                raise
+        finally:
+            all_arrived = _arrive(told, mesh.size())  # after a failure too, because the other ranks wait
+        told.wait([all_arrived])
         try:
             _call(case.world.tear_down, "tear_down", mesh)
         except NotSupported as error:
@@ -67,15 +69,15 @@ def world_of(case: ModuleCase, mesh: DeviceMesh) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _arrive() -> str:
-    """Records that this rank has finished the program. Returns the key that the last rank sets.
+def _arrive(told: Any, num_ranks: int) -> str:
+    """Records in the store `told` that this rank has finished the program. Returns the key that the last rank sets.
 
     No rank may tear down the world before. `torch.distributed.new_group` ends without a barrier, and if a rank releases
     a group of gloo while another rank still connects to it, `new_group` raises there (torch 2.13.0).
     """
     key = f"{ARRIVAL_KEY}/{next(_visits)}"
-    if _told().add(key, 1) == dist.get_world_size():
-        _told().set(f"{key}/all", "")
+    if told.add(key, 1) == num_ranks:
+        told.set(f"{key}/all", "")
     return f"{key}/all"
 
 
