@@ -111,7 +111,10 @@ def changed(node: ast.AST) -> ast.AST | None:
 
 
 def mutants_of(file: str) -> list[Mutant]:
-    """Lists the changes of expressions within functions.  Annotations, defaults, errors and messages are left out."""
+    """Lists the changes of expressions within functions.
+
+    Annotations, defaults, messages, and conditions that only decide whether an error is raised are left out.
+    """
     numbers = {id(node): number for number, node in enumerate(ast.walk(tree_of(file)))}
     found: list[Mutant] = []
 
@@ -125,6 +128,8 @@ def mutants_of(file: str) -> list[Mutant]:
             first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
             function = function or (".".join((*path, node.name)), first)
             children: Sequence[ast.AST] = node.body
+        elif isinstance(node, ast.If) and all(isinstance(each, ast.Raise) for each in node.body):
+            children = node.orelse
         else:
             children = list(ast.iter_child_nodes(node))
         inner = (*path, node.name) if isinstance(node, ast.ClassDef | ast.FunctionDef) else path
