@@ -178,7 +178,7 @@ def plant(mutant: Mutant) -> None:
     functions = [
         each
         for each in gc.get_objects()
-        if isinstance(each, types.FunctionType)
+        if type(each) is types.FunctionType  # isinstance asks an object for its class, which some objects compute
         and each.__code__.co_filename == path
         and _key(each.__code__) == mutant.function
     ]
@@ -244,15 +244,21 @@ def __getattr__(attribute: str) -> Subject:
     return recorded if name == "recorded" else mutated
 
 
-def record(path: Path, listed: Sequence[tuple[Property, Case]], part: int, parts: int) -> None:
-    """Records the lines that rank 0 reaches, for one of EVERY calls of an operator and for all other cases."""
+def record(path: Path, listed: Sequence[tuple[Property, Case]]) -> None:
+    """Records the lines that rank 0 reaches, for one of EVERY calls of an operator and for all other cases.
+
+    The file gets its name at the end, so an interrupted recording does not count.
+    """
     seen: dict[str, int] = defaultdict(int)
-    with Pool(environment={WRITES_TO: str(path)}) as pool:
-        for number, (prop, case) in enumerate(listed):
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    unfinished.unlink(missing_ok=True)
+    with Pool(environment={WRITES_TO: str(unfinished)}) as pool:
+        for prop, case in listed:
             operator = getattr(case, "operator", "")
             seen[operator] += 1
-            if number % parts == part and (not operator or seen[operator] % EVERY == 1):
+            if not operator or seen[operator] % EVERY == 1:
                 pool.run(f"studies.mutants:recorded__subject__{prop.subject}", case)
+    unfinished.rename(path)
 
 
 class Reached(NamedTuple):
@@ -306,7 +312,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.mutants")
     parser.add_argument("coverage", type=Path)
     parser.add_argument("--number", type=int, default=40, help="mutants in all")
-    parser.add_argument("--part", default="0/1", help="which part of the work to do, such as 0/2 and 1/2")
+    parser.add_argument("--part", default="0/1", help="which of the mutants to judge, such as 0/2 and 1/2")
     parser.add_argument("--seconds", type=float, default=300.0, help="time limit of a mutant")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
@@ -315,7 +321,7 @@ def main() -> None:
     part, parts = map(int, given.part.split("/"))
     listed = list(visits())
     if not given.coverage.exists():
-        record(given.coverage, listed, part, parts)
+        record(given.coverage, listed)
         return
     reached = reached_by(given.coverage, listed)
     places = [mutant for file in FILES for mutant in mutants_of(file)]

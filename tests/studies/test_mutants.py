@@ -58,3 +58,14 @@ def test_lines_of_torch_that_run_are_traced() -> None:
         normalize_dim(-1, 2)
 
     assert {file for file, _ in lines} == {"_ops/utils"}
+
+
+def test_planted_mutant_runs_wherever_torch_holds_the_function() -> None:
+    name, right = "normalize_dim", normalize_dim.__code__
+    mutant = next(each for each in mutants_of("_ops/utils") if each.function[0] == name and each.before == "dim + ndim")
+    try:
+        mutants.plant(mutant)
+        assert (mutant.after, normalize_dim(-1, 3)) == ("dim - ndim", -4)
+    finally:
+        normalize_dim.__code__ = right
+    assert normalize_dim(-1, 3) == 2
