@@ -1,10 +1,9 @@
 """Measures how many random changes of torch's own DTensor code a gate rejects: `python -m studies.mutants COVERAGE`.
 
-A mutant is torch with one change at one place, such as `<` for `<=`, or Replicate() for Shard(dim).  The places are
-drawn at random, so nobody has chosen what a gate finds.  The first run records in the file COVERAGE which lines of
-torch each call of a gate reaches; a third of the calls of each operator is recorded.  A mutant is judged on the calls
-that reach its line, and then on all calls of the same operators.  A place that no recorded call reaches counts as
-not reached.  A mutant that no call rejects may compute the same as torch, which only a reader can tell.
+A mutant is torch with one change at one place, such as `<` for `<=`, or Replicate() for Shard(dim).  A random generator
+draws the places.  The first run records in the file COVERAGE the lines of torch that each call of a gate reaches; it
+records a third of the calls of each operator.  A mutant is judged on the calls that reach its line, and then on all
+calls of the same operators.  A mutant that no call rejects may compute the same as torch, which only a reader can tell.
 """
 
 from __future__ import annotations
@@ -262,7 +261,7 @@ def record(path: Path, listed: Sequence[tuple[Property, Case]]) -> None:
 
 
 class Reached(NamedTuple):
-    """What reaches a line: names of recorded cases, and their operators."""
+    """Names of the recorded cases that reach a line, and the operators of these cases."""
 
     cases: set[str]
     operators: set[str]

@@ -86,7 +86,7 @@ def scaled(counted: RunningError, tensor: torch.Tensor, num: int = SCALED) -> to
 
 
 def divided_last(counted: RunningError, tensor: torch.Tensor, num: int) -> torch.Tensor:
-    """Returns a gradient without a bound where the sum of the gradients of `num` micro-batches may overflow.
+    """Returns a gradient. An element has no bound if its sum over the gradients of `num` micro-batches may overflow.
 
     If the loss is a mean, the gradient of each of `num` equal micro-batches may be `num` times as large as its share of
     the result. A step may add these gradients before it divides their sum, as pipelines do.  Call this function outside
