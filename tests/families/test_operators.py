@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -267,6 +268,9 @@ def test_operator_result_is_judged_under_the_layout_of_the_first_rank() -> None:
 
 
 MESH: Any = SimpleNamespace(ndim=1)
+SHARDED = OperatorCase(world_size=2, operator="sum", operands=((2, 5),), placements=(("shard(1)",),))
+ON_PURPOSE = RuntimeError("Cannot flatten unevenly\n\nSharding propagation failed for aten.view.default")
+ON_PURPOSE.__cause__ = RuntimeError("Cannot flatten unevenly")
 
 
 def refusal(text: str) -> Placed:
@@ -294,21 +298,29 @@ def test_operator_that_only_one_rank_refuses_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    "cause", [IndexError("list index out of range"), TypeError("'NoneType' object is not iterable")]
+    "cause",
+    [
+        IndexError("list index out of range"),
+        TypeError("'NoneType' object is not iterable"),
+        AssertionError(),
+        KeyError(0),
+    ],
 )
 def test_mistake_within_a_rule_is_no_refusal(cause: Exception) -> None:
     error = RuntimeError(f"{cause}\n\nSharding propagation failed for aten.split.Tensor")
     error.__cause__ = cause
 
     with pytest.raises(RuntimeError, match="Sharding propagation failed"):
-        told(error, MESH)
+        told(error, MESH, SHARDED)
 
 
 def test_error_that_a_rule_raises_on_purpose_is_a_refusal() -> None:
-    error = RuntimeError("Cannot flatten unevenly sharded tensor\n\nSharding propagation failed for aten.view.default")
-    error.__cause__ = RuntimeError("Cannot flatten unevenly sharded tensor")
+    assert bytes(told(ON_PURPOSE, MESH, SHARDED).local.tolist()).decode() == f"RuntimeError: {ON_PURPOSE}"
 
-    assert bytes(told(error, MESH).local.tolist()).decode() == f"RuntimeError: {error}"
+
+def test_rule_that_refuses_replicated_tensors_fails() -> None:
+    with pytest.raises(RuntimeError, match="Sharding propagation failed"):
+        told(ON_PURPOSE, MESH, replace(SHARDED, placements=(("replicate",),)))
 
 
 def test_a_third_of_operator_cases_have_uneven_or_empty_shards() -> None:

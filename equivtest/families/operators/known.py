@@ -315,6 +315,20 @@ def repeats_uneven_rows(case: OperatorCase) -> bool:
     return is_merged and any(rows[dim] * factor != found[dim] for rows, found in pairs for dim in (-2, -1))
 
 
+def differentiates_one_number(case: OperatorCase) -> bool:
+    """True if an operand that requires a gradient has two real numbers, which the call views as one complex number."""
+    return any(case.operands[number] == (2,) for number in case.graded())
+
+
+def expands_a_shard(case: OperatorCase) -> bool:
+    """True if the cotangent of a reduction is sharded along a dim of one element, and the operand is longer there."""
+    if not case.graded() or dict(case.arguments).get("keepdim") is not True:
+        return False
+    whole, result = case.operands[0], case.results[0].shape
+    dims = [each.dim for each in case.cotangent_layout(0).placements if isinstance(each, Shard)]
+    return any(result[dim] == 1 < whole[dim] for dim in dims)
+
+
 def _pixels_per_block(case: OperatorCase) -> int:
     """Returns the factor of `pixel_unshuffle` or `pixel_shuffle`, or 1 if the result is empty."""
     sizes = (case.operands[0][-1], case.results[0].shape[-1])
