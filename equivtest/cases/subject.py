@@ -39,7 +39,7 @@ def under_contract(case: Case, found: Mapping[str, torch.Tensor | None]) -> Answ
 def as_dtensor(local: torch.Tensor, case: Case, name: str, mesh: DeviceMesh) -> DTensor:
     """Makes a DTensor with the shape and layout that the contract states for `name`, without a collective."""
     source = "cotangent" if name == "output" else name
-    placements = (torch_placement(case, name),)
+    placements = torch_placements(case, name)
     return dtensor_of(
         local, mesh, placements, case.tensors[name].shape, is_contiguous=case.tensors[source].is_contiguous
     )
@@ -56,7 +56,7 @@ def dtensor_of(
 ) -> DTensor:
     """Makes a DTensor of a global shape from this rank's local tensor, without a collective.
 
-    `options` are further arguments of DTensor.from_local.
+    `options` are further arguments of DTensor.from_local. Only `run_check=True` calls collectives.
 
     Its strides come from a whole tensor in the harness's memory format.  If a shard is empty or has dims of size 1,
     strides from the local tensor would differ between ranks, and then the ranks would call different collectives.
@@ -64,9 +64,8 @@ def dtensor_of(
     whole = torch.empty(shape, device="meta")
     if whole.dim() > 1 and not is_contiguous:
         whole = whole.transpose(-1, -2).contiguous().transpose(-1, -2)
-    return DTensor.from_local(
-        local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride(), **options
-    )
+    options = {"run_check": False, "shape": whole.shape, "stride": whole.stride(), **options}
+    return DTensor.from_local(local, mesh, placements, **options)
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -100,14 +99,21 @@ def own_operand(given: torch.Tensor, whole: layout.Layout) -> torch.Tensor:
 
 
 def torch_placement(case: Case, name: str) -> Placement:
-    """Converts the contract's placement of tensor `name` to a placement of torch.
+    """Converts the contract's only placement of tensor `name` to a placement of torch: see `torch_placements`."""
+    [placement] = torch_placements(case, name)
+    return placement
 
-    If the placement shards the last dim, that dim is -1, as users write it.
+
+def torch_placements(case: Case, name: str) -> list[Placement]:
+    """Converts the contract's placements of tensor `name` to placements of torch.
+
+    If a placement shards the last dim, that dim is -1, as users write it.
     """
-    placement = case.layouts()[name].placements[0]
-    if isinstance(placement, layout.Shard):
-        return Shard(-1 if placement.dim == len(case.shapes()[name]) - 1 else placement.dim)
-    return Replicate()
+    last = len(case.shapes()[name]) - 1
+    return [
+        Shard(-1 if placement.dim == last else placement.dim) if isinstance(placement, layout.Shard) else Replicate()
+        for placement in case.layouts()[name].placements
+    ]
 
 
 def placements_of(whole: layout.Layout) -> list[Placement]:

@@ -53,6 +53,8 @@ class RedistributeCase(ActivationCase):
         source_rank: Argument `src_data_rank` of distribute_tensor. All other ranks have a wrong x.
         grad_source: Argument `grad_placements` of from_local. If empty, from_local does not get it.
         states_shape: Whether from_local gets the global shape, as uneven shards need.
+        checks: Argument `run_check` of from_local. Along each axis on which x is replicated, only the first rank has
+            the right x then, and from_local broadcasts it.
         from_end: Whether redistribute and distribute_tensor get the dims of shards counted from the end.
         async_op: Argument of redistribute.
         forward_dtype, backward_dtype: Arguments of redistribute. If '', redistribute does not get them.
@@ -72,6 +74,7 @@ class RedistributeCase(ActivationCase):
     source_rank: Annotated[int, Within(0)] = 0
     grad_source: tuple[str, ...] = ()
     states_shape: bool = True
+    checks: bool = False
     from_end: bool = False
     async_op: bool = False
     forward_dtype: Annotated[str, OneOf(("", *limits.DTYPES))] = ""
@@ -137,6 +140,8 @@ class RedistributeCase(ActivationCase):
             f"from_local derives the global shape from equal local shapes: set states_shape=True for {self.shape} "
             f"under {self.source}",
         )
+        require(not self.checks or self.road != "distribute", "run_check is for from_local: set checks=False")
+        require(not self.checks or not self.records, "collectives of run_check are not documented: set records=False")
 
     def _check_grad_source(self) -> None:
         if not self.grad_source:

@@ -75,7 +75,8 @@ def redistribute_cases(draw: Draw, space: Space) -> RedistributeCase:
     source_rank = pick(draw, "source_rank", (0, 0, 1))
     is_from_other = road == "distribute" and source_rank < min(mesh_shape)
     dtypes = _pick_dtypes(draw, space, dtype, source, cotangent or target) if road != "full_tensor" else ("", "")
-    is_documented = not (mesh or grad_source or any(dtypes) or (is_from_other and source_rank))
+    checks = pick(draw, "checks", (False, False, True)) and road != "distribute"
+    is_documented = not (mesh or grad_source or any(dtypes) or checks or (is_from_other and source_rank))
     return RedistributeCase(
         world_size=world_size,
         dtype=dtype,
@@ -91,6 +92,7 @@ def redistribute_cases(draw: Draw, space: Space) -> RedistributeCase:
         states_shape=pick(draw, "states_shape", (True, False))
         or road == "distribute"
         or not _is_even(shape, source, mesh_shape),
+        checks=checks,
         from_end=pick(draw, "from_end", (False, False, True)),
         async_op=async_op and road != "full_tensor",
         forward_dtype=dtypes[0],
@@ -100,7 +102,7 @@ def redistribute_cases(draw: Draw, space: Space) -> RedistributeCase:
         poison=pick(draw, "poison", POISON_TABLE),
         repeats=pick(draw, "repeats", REPEATS),
         records=records and is_documented,
-        members=() if mesh else members,
+        members=() if mesh or checks else members,  # run_check gathers from the whole world: finding 132
     )
 
 

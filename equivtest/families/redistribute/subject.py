@@ -27,6 +27,7 @@ from equivtest.cases.subject import (
 from equivtest.errors import Unsupported
 from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
+from equivtest.layout import Layout, Replicate
 from equivtest.tensors import DTYPES
 
 Move = Callable[[RedistributeCase, DTensor], DTensor]
@@ -75,12 +76,20 @@ def enter(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor) -> tupl
         made = distribute_tensor(whole.requires_grad_(needs_grad), mesh, placements, src_data_rank=case.source_rank)
         return made, made
     local = own_operand(given, layout)
+    if case.checks and not has_right_copy(layout, mesh):
+        local = torch.full_like(local, torch.nan)
     if case.road == "dtensor":
         made = as_dtensor(case, mesh, local, "x")
         made.requires_grad_(needs_grad)
         return made, made
     local.requires_grad_(needs_grad)
     return local, as_dtensor(case, mesh, local, "x")
+
+
+def has_right_copy(whole: Layout, mesh: DeviceMesh) -> bool:
+    """True if this rank is the first along each axis on which the tensor is replicated."""
+    places = zip(whole.placements, mesh.get_coordinate() or (), strict=True)
+    return not any(isinstance(placement, Replicate) and place for placement, place in places)
 
 
 def leave(case: RedistributeCase, x: DTensor, move: Move) -> torch.Tensor:
@@ -99,12 +108,14 @@ def take_cotangent(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor
 
 
 def as_dtensor(case: RedistributeCase, mesh: DeviceMesh, local: torch.Tensor, name: str) -> DTensor:
-    """Makes 'x' or 'cotangent' from this rank's local tensor, without a collective."""
-    placements, options = placements_of(case.operand_layout(name)), dict[str, Any]()
+    """Makes 'x' or 'cotangent' from this rank's local tensor, without a collective unless the case has `checks`."""
+    placements, options = placements_of(case.operand_layout(name)), dict[str, Any](run_check=False)
+    if name == "x":
+        options["run_check"] = case.checks
     if name == "x" and case.grad_source:
         options["grad_placements"] = placements_of(case.gradient_layout)
     if name == "x" and not case.states_shape:
-        return DTensor.from_local(local, mesh, placements, run_check=False, **options)
+        return DTensor.from_local(local, mesh, placements, **options)
     is_contiguous = case.tensors[name].is_contiguous
     return dtensor_of(local, mesh, placements, case.shape, is_contiguous=is_contiguous, **options)
 
