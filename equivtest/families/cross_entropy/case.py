@@ -14,7 +14,7 @@ from equivtest.cases.activation import X_ALONE, ActivationCase
 from equivtest.cases.case import Refused, Shape, replicated, require
 from equivtest.cases.case_tensor import CaseTensor
 from equivtest.cases.rules import Dims, OneOf, Within
-from equivtest.layout import Layout, Shard, shard_bounds
+from equivtest.layout import Layout, Replicate, Shard, shard_bounds
 
 REDUCTIONS = ("none", "sum", "mean")
 IGNORED = ("none", "some", "all")
@@ -29,6 +29,8 @@ class CrossEntropyCase(ActivationCase):
         positions: Dims of the target, none to four. The logits x have one more dim, for the classes. This is the second
             dim of x, or its only dim.
         num_classes: Size of the dim of classes, which is divided among the ranks.
+        row_ranks: Number of ranks along another axis of the mesh, which divides the first dim of positions. If 1, the
+            mesh has one axis.
         reduction: 'none', 'sum' or 'mean' over the positions. A mean is the sum of the losses, divided by the sum of
             the weights of all targets that count.
         ignore_index: The target that does not count. It may be a class or any other number.
@@ -44,6 +46,7 @@ class CrossEntropyCase(ActivationCase):
     values: tuple[tuple[str, int], ...] = (("real", 0),)
     positions: Annotated[Shape, Dims(0, MAX_TARGET_DIMS)] = (1,)
     num_classes: Annotated[int, Within(1, limits.MAX_FEATURES)] = 1
+    row_ranks: Annotated[int, Within(1, limits.MAX_WORLD_SIZE)] = 1
     reduction: Annotated[str, OneOf(REDUCTIONS)] = "none"
     ignore_index: int = -100
     ignored: Annotated[str, OneOf(IGNORED)] = "none"
@@ -56,6 +59,33 @@ class CrossEntropyCase(ActivationCase):
 
     def check_fields(self) -> None:
         require(self.weighted or not self.weight_is_dtensor, "weight_is_dtensor needs weights: set weighted=True")
+        if self.row_ranks > 1:
+            self._check_two_axes()
+
+    def _check_two_axes(self) -> None:
+        """Requires what loss_parallel documents for a mesh of two axes, in _cast_to_dtensor and elsewhere (2.13.0)."""
+        require(
+            self.world_size % self.row_ranks == 0,
+            f"row_ranks must divide {self.world_size} ranks, got {self.row_ranks}",
+        )
+        require(len(self.positions) > 0, "row_ranks divides positions: give positions a dim, or set row_ranks=1")
+        require(self.reduction != "mean", "loss_parallel refuses a mean on two axes: choose 'sum' or 'none'")
+        require(self.target_is_dtensor, "a target with shards must be a DTensor: set target_is_dtensor=True")
+        require(not self.records, "collectives are documented for a mesh of one axis: set records=False")
+
+    @property
+    def mesh_shape(self) -> Shape:
+        return (self.row_ranks, self.class_ranks) if self.row_ranks > 1 else (self.world_size,)
+
+    @property
+    def class_ranks(self) -> int:
+        """Returns the number of ranks that divide the classes."""
+        return self.world_size // self.row_ranks
+
+    @property
+    def rows(self) -> tuple[Shard, ...]:
+        """Returns the placement along the axis that divides positions, or () if there is no such axis."""
+        return (Shard(0),) if self.row_ranks > 1 else ()
 
     @property
     def class_dim(self) -> int:
@@ -71,30 +101,31 @@ class CrossEntropyCase(ActivationCase):
 
     def edge_classes(self) -> tuple[int, ...]:
         """Returns the first and last class of each rank's shard, ascending."""
-        parts = [shard_bounds(self.num_classes, self.world_size, rank) for rank in range(self.world_size)]
+        parts = [shard_bounds(self.num_classes, self.class_ranks, rank) for rank in range(self.class_ranks)]
         return tuple(sorted({edge for start, stop in parts if start < stop for edge in (start, stop - 1)}))
 
     @property
     def logits(self) -> CaseTensor:
         return CaseTensor(
-            (*self.positions[:1], self.num_classes, *self.positions[1:]), Layout((Shard(self.class_dim),))
+            (*self.positions[:1], self.num_classes, *self.positions[1:]), Layout((*self.rows, Shard(self.class_dim)))
         )
 
     @property
     def target(self) -> CaseTensor:
-        return CaseTensor(self.positions, replicated())
+        return CaseTensor(self.positions, Layout((*self.rows, Replicate())))
 
     @property
     def num_weights(self) -> int:
         return self.num_classes if self.weighted else 0
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        x, output = self.logits, self.positions if self.reduction == "none" else ()
+        x, whole = self.logits, replicated(len(self.mesh_shape))
+        output, layout = (self.positions, self.target.layout) if self.reduction == "none" else ((), whole)
         tensors = {"x": self.given("x", x.shape, x.layout), "target": self.target}
         if self.num_weights:
-            tensors["weight"] = CaseTensor((self.num_weights,), replicated())
-        tensors["cotangent"] = self.given("cotangent", output, replicated())
-        tensors["output"] = CaseTensor(output, replicated(), "output")
+            tensors["weight"] = CaseTensor((self.num_weights,), whole)
+        tensors["cotangent"] = self.given("cotangent", output, layout)
+        tensors["output"] = CaseTensor(output, layout, "output")
         return tensors | {f"grad.{name}": replace(x, role="gradient") for name in self.requires_grad}
 
 
@@ -115,6 +146,7 @@ class RefusedCrossEntropyCase(Refused, CrossEntropyCase):
 
     def check_fields(self) -> None:
         super().check_fields()
+        require(self.row_ranks == 1, f"refusals are for a mesh of one axis: set row_ranks=1, got {self.row_ranks}")
         require(
             self.misfit != "probabilities" or self.num_classes > 1,
             "probabilities need several classes: DTensor takes a plain tensor of one element for a number",

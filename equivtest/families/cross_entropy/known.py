@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def has_empty_part(case: CrossEntropyCase) -> bool:
-    """True if the last rank has no class."""
-    start, stop = shard_bounds(case.num_classes, case.world_size, case.world_size - 1)
+    """True if the last rank along the axis of classes has no class."""
+    start, stop = shard_bounds(case.num_classes, case.class_ranks, case.class_ranks - 1)
     return start == stop
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -14,7 +15,7 @@ from equivtest.oracle.collectives import Collectives, expected_collectives
 from equivtest.oracle.declared import arithmetic_of
 from equivtest.oracle.expected import Expected, ExpectedTensor
 from equivtest.oracle.losses import Targets, log_softmax, nll, nll_grad
-from equivtest.oracle.rounding import Bounded
+from equivtest.oracle.rounding import Arithmetic, Bounded
 from equivtest.tensors import DTYPES
 
 
@@ -46,12 +47,17 @@ def bound_cross_entropy(case: CrossEntropyCase, index: int) -> dict[str, Bounded
     given, arithmetic = draw(case, index), arithmetic_of(case.dtype)
     x = given["x"].movedim(case.class_dim, -1).reshape(-1, case.num_classes)
     targets = targets_of(case, given["target"].reshape(-1), given.get("weight"))
-    y = log_softmax(x, arithmetic, ranks=case.world_size)
-    answers = {"output": nll(y, targets, arithmetic, case.reduction)}
+    y = log_softmax(x, arithmetic, ranks=case.class_ranks)
+    answers = {"output": nll(y, targets, _arithmetic_of_sum(case, arithmetic), case.reduction)}
     if case.requires_grad:
         cotangent = given["cotangent"].reshape(-1) if case.reduction == "none" else given["cotangent"]
         answers["grad.x"] = nll_grad(y, targets, cotangent, arithmetic, case.reduction)
     return answers
+
+
+def _arithmetic_of_sum(case: CrossEntropyCase, arithmetic: Arithmetic) -> Arithmetic:
+    """Returns the arithmetic of the sum over positions. If ranks divide the positions, each rank stores its sum."""
+    return replace(arithmetic, accumulate=case.dtype) if case.row_ranks > 1 else arithmetic
 
 
 def targets_of(case: CrossEntropyCase, target: torch.Tensor, weight: torch.Tensor | None) -> Targets:

@@ -41,7 +41,7 @@ def gathered_cross_entropy_cases(draw: Draw, space: Space) -> GatheredCrossEntro
     positions is too wide. Cases with smoothing and a reduction have real values, because peaked rows add up to more
     than float16 can represent.
     """
-    case = cross_entropy_cases.build(draw, space)
+    case = CrossEntropyCase(**_pick_fields(draw, space))
     shares, positions = pick(draw, "shares", ("classes", "classes", "positions")), case.positions
     shares = shares if positions else "classes"
     if case.dtype in ("bfloat16", "float16") and case.reduction != "none":
@@ -84,16 +84,13 @@ def refused_gathered_cross_entropy_cases(draw: Draw, space: Space) -> RefusedGat
 @Cases
 def cross_entropy_cases(draw: Draw, space: Space) -> CrossEntropyCase:
     """Draws cases under loss_parallel. Shrinks to one draw of real values, one position, one class, no reduction."""
-    fields = _pick_loss(draw, space)
-    return CrossEntropyCase(
-        **fields,
-        ignore_index=pick(draw, "ignore_index", IGNORE_INDICES, free),
-        ignored=pick(draw, "ignored", IGNORED_TABLE),
-        target_is_dtensor=pick(draw, "target_is_dtensor", (False, True)),
-        weight_is_dtensor=pick(draw, "weight_is_dtensor", (False, True)) and fields["weighted"],
-        **pick_gradients(draw, ("x",)),
-        **pick_run(draw, fields["world_size"], CROSS_ENTROPY_MODES),
-    )
+    fields = _pick_fields(draw, space)
+    row_ranks = pick(draw, "row_ranks", _row_ranks(fields["world_size"]))
+    if row_ranks > 1 and fields["positions"]:
+        reduction = "sum" if fields["reduction"] == "mean" else fields["reduction"]
+        fields |= {"row_ranks": row_ranks, "reduction": reduction, "target_is_dtensor": True}
+        fields |= {"records": False, "members": ()}
+    return CrossEntropyCase(**fields)
 
 
 @Cases
@@ -105,6 +102,25 @@ def refused_cross_entropy_cases(draw: Draw, space: Space) -> RefusedCrossEntropy
     if misfit == "probabilities":
         fields["num_classes"] = max(2, fields["num_classes"])
     return RefusedCrossEntropyCase(misfit=misfit, **fields, values=pick_values(draw, (("real",),)))
+
+
+def _row_ranks(world_size: int) -> tuple[int, ...]:
+    """Returns a table of numbers of ranks that divide positions. Most entries are 1, for a mesh of one axis."""
+    return (1,) * 3 + tuple(size for size in range(2, world_size + 1) if world_size % size == 0)
+
+
+def _pick_fields(draw: Draw, space: Space) -> dict[str, Any]:
+    """Draws the fields of a case on a mesh of one axis."""
+    fields = _pick_loss(draw, space)
+    return {
+        **fields,
+        "ignore_index": pick(draw, "ignore_index", IGNORE_INDICES, free),
+        "ignored": pick(draw, "ignored", IGNORED_TABLE),
+        "target_is_dtensor": pick(draw, "target_is_dtensor", (False, True)),
+        "weight_is_dtensor": pick(draw, "weight_is_dtensor", (False, True)) and fields["weighted"],
+        **pick_gradients(draw, ("x",)),
+        **pick_run(draw, fields["world_size"], CROSS_ENTROPY_MODES),
+    }
 
 
 def _pick_loss(draw: Draw, space: Space) -> dict[str, Any]:

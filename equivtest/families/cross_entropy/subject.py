@@ -15,7 +15,9 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.functional import cross_entropy
 
+from equivtest.base.refusal import is_older
 from equivtest.cases.subject import Answers, Given, as_dtensor, run_backward, under_contract
+from equivtest.errors import Unsupported
 from equivtest.families.cross_entropy.case import CrossEntropyCase, RefusedCrossEntropyCase
 from equivtest.families.cross_entropy.gathered.case import GatheredCrossEntropyCase
 
@@ -24,8 +26,22 @@ Loss = Callable[[CrossEntropyCase, torch.Tensor, Given], torch.Tensor]
 
 
 def parallel_cross_entropy(case: CrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Runs F.cross_entropy within loss_parallel.
+
+    Raises:
+        Unsupported: the mesh has two axes, and the installed torch is older than 2.13.
+    """
+    if is_older(torch.__version__) and case.row_ranks > 1:
+        raise Unsupported(f"torch {torch.__version__} has loss_parallel for a mesh of one axis only")
     with within_loss_parallel():
-        return run_loss(case, mesh, given, cross_entropy_by_torch)
+        return run_loss(case, mesh, given, parallel_by_torch)
+
+
+def parallel_by_torch(case: CrossEntropyCase, logits: torch.Tensor, given: Given) -> torch.Tensor:
+    """Returns the loss. A sum over positions that ranks divide is partial, and is added up here."""
+    output = cross_entropy_by_torch(case, logits, given)
+    is_partial = case.row_ranks > 1 and case.reduction == "sum" and isinstance(output, DTensor)
+    return output.redistribute(placements=[Replicate()] * output.device_mesh.ndim) if is_partial else output
 
 
 def dtensor_cross_entropy(case: GatheredCrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:

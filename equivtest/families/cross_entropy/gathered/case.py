@@ -33,6 +33,7 @@ class GatheredCrossEntropyCase(CrossEntropyCase):
 
     def check_fields(self) -> None:
         super().check_fields()
+        require(self.row_ranks == 1, f"a second axis is for loss_parallel: set row_ranks=1, got {self.row_ranks}")
         require(self.shares == "classes" or len(self.positions) > 0, "shares='positions' needs a dim of positions")
         require(
             self.shares == "classes" or not self.records,
