@@ -20,6 +20,15 @@ gated_block = module_property(
     examples=[ModuleCase(world_size=4, build=BUILD, parallelize=PARALLELIZE, x_shape=(2, 3, 2), largest=3)],
 )
 
+# Two blocks of the same shapes, along two axes of a mesh whose submeshes have the same shape too.
+blocks_along_each_axis = module_property(
+    "equivtest.programs.examples.gated:two_blocks",
+    f"{PARALLELIZE}_along_each_axis",
+    x_shapes=((2, 2), (3, 2)),
+    axes=("rows", "columns"),
+    world_sizes=(4,),
+)
+
 SEQUENCE_PARALLEL = "equivtest.programs.examples.plans:sequence_parallel"
 
 # Tokens that are sharded evenly, unevenly, or with empty shards.

@@ -72,6 +72,18 @@ class ScaledBlock(GatedBlock):
         return super().change(self.scale(x))
 
 
+class TwoBlocks(nn.Module):
+    """The pair (f(x), g(x)) of two blocks f and g with the same shapes."""
+
+    def __init__(self, num_features: int, num_hidden: int) -> None:
+        super().__init__()
+        self.first = GatedBlock(num_features, num_hidden)
+        self.second = GatedBlock(num_features, num_hidden)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.first(x), self.second(x)
+
+
 class Each(nn.Module):
     """The pair (x + relu(x), m relu(m)) of an input x and an input m, which is passed by keyword."""
 
@@ -102,6 +114,10 @@ def buffered_block() -> nn.Module:
 
 def two_output_block() -> nn.Module:
     return TwoOutputBlock(2, 5)
+
+
+def two_blocks() -> nn.Module:
+    return TwoBlocks(2, 5)
 
 
 def scaled_block() -> nn.Module:

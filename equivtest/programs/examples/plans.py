@@ -49,6 +49,13 @@ def tensor_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return parallelize_module(block, mesh, {"gate": divided, "up": divided, "down": RowwiseParallel()})
 
 
+def tensor_parallel_along_each_axis(blocks: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Applies `tensor_parallel` to the first of two blocks along the first axis, and to the second along the second."""
+    for block, axis in zip(blocks.children(), mesh.mesh_dim_names or (), strict=True):
+        tensor_parallel(block, mesh[axis])
+    return blocks
+
+
 def sequence_parallel(block: nn.Module, mesh: DeviceMesh, dim: int = 0) -> nn.Module:
     """Divides the tokens outside of the layers, and the hidden features inside the layers.
 
