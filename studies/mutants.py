@@ -40,7 +40,7 @@ from equivtest.errors import Misuse
 from equivtest.property import Property
 from equivtest.ranks.pool import Pool
 from studies.whole_gate import visits
-from tests.gate import known_in, rejects
+from tests.gate import KNOWN, known_in, rejects
 
 FOLDER = Path(torch.distributed.tensor.__file__).parent
 FILES = (
@@ -292,13 +292,18 @@ def in_order(listed: Sequence[tuple[Property, Case]], reached: Reached) -> list[
 
 
 def judged(mutant: Mutant, listed: Sequence[tuple[Property, Case]], server: Pool, seconds: float) -> tuple[str, int]:
-    """Returns ('rejected by ...', or 'green', or 'open' if the time was over; number of visits)."""
+    """Returns ('rejected by ...', or 'green', or 'open' if the time was over; number of visits).
+
+    A case in which torch itself is rejected does not count.
+    """
     until_s = time.monotonic() + seconds
-    with Pool(beside=server) as pool:
+    with Pool(beside=server) as pool, Pool(beside=server) as right:
         for number, (prop, case) in enumerate(listed, 1):
             planted = replace(prop, subject=f"studies.mutants:{mutant.name}__subject__{prop.subject}")
             try:
-                if rejects(planted, known_in(prop.subject, planted.subject), case, pool):
+                if rejects(planted, known_in(prop.subject, planted.subject), case, pool) and not rejects(
+                    prop, KNOWN, case, right
+                ):
                     return f"rejected by {getattr(case, 'operator', prop.subject)}", number
             except Misuse as error:
                 return f"rejected: {str(error).splitlines()[0][:90]}", number
