@@ -7,8 +7,13 @@ import ast
 import pytest
 from torch.distributed.tensor._ops.utils import normalize_dim
 
+from equivtest.families.scale.case import ScaleCase
+from equivtest.pytest_plugin.suite import shipped
+from equivtest.ranks.pool import Pool
 from studies import mutants
 from studies.mutants import FOLDER, Mutant, changed, code_of, mutants_of
+
+CASE = ScaleCase(world_size=2)
 
 
 @pytest.mark.parametrize(
@@ -69,3 +74,10 @@ def test_planted_mutant_runs_wherever_torch_holds_the_function() -> None:
     finally:
         normalize_dim.__code__ = right
     assert normalize_dim(-1, 3) == 2
+
+
+@pytest.mark.ranks
+def test_case_in_which_torch_itself_is_rejected_does_not_count(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutants, "rejects", lambda prop, known, case, pool: True)
+
+    assert mutants.judged(mutants_of("_utils")[0], [(shipped()["scale"], CASE)], pool, 60) == ("green", 1)

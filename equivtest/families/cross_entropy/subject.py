@@ -40,8 +40,9 @@ def parallel_cross_entropy(case: CrossEntropyCase, mesh: DeviceMesh, given: Give
 def parallel_by_torch(case: CrossEntropyCase, logits: torch.Tensor, given: Given) -> torch.Tensor:
     """Returns the loss. A sum over positions that ranks divide is partial, and is added up here."""
     output = cross_entropy_by_torch(case, logits, given)
-    is_partial = case.row_ranks > 1 and case.reduction == "sum" and isinstance(output, DTensor)
-    return output.redistribute(placements=[Replicate()] * output.device_mesh.ndim) if is_partial else output
+    if case.row_ranks == 1 or case.reduction != "sum" or not isinstance(output, DTensor):
+        return output
+    return output.redistribute(placements=[Replicate()] * output.device_mesh.ndim)
 
 
 def dtensor_cross_entropy(case: GatheredCrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
