@@ -37,12 +37,13 @@ class TwoOutputBlock(GatedBlock):
 
 
 class BufferedBlock(GatedBlock):
-    """The block y = x + f (W3 (relu(W1 x) * (W2 x)) + b), where f is a buffer."""
+    """The block y = x + f (W3 (relu(W1 x) * (W2 x)) + b), where f is a buffer and b is frozen."""
 
     factor: torch.Tensor
 
     def __init__(self, num_features: int, num_hidden: int) -> None:
         super().__init__(num_features, num_hidden)
+        self.down.bias.requires_grad_(False)
         self.register_buffer("factor", torch.tensor(-1.0))
 
     def change(self, x: torch.Tensor) -> Any:

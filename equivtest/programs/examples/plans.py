@@ -151,9 +151,13 @@ def sharded_sequence_parallel_from_state(block: nn.Module, mesh: DeviceMesh, *, 
 def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Runs the whole block on every rank, on different rows. DistributedDataParallel averages the gradients.
 
-    After the block is wrapped, all ranks except the first assign wrong buffers. Before each forward,
-    DistributedDataParallel broadcasts the buffers of the first rank.
+    All ranks except the first have wrong parameters before the block is wrapped, and assign wrong buffers afterwards.
+    DistributedDataParallel broadcasts the parameters of the first rank when it is made, and its buffers before each
+    forward.
     """
+    if mesh.get_local_rank():
+        for parameter in block.parameters():
+            parameter.data.fill_(torch.nan)
     replicated = DistributedDataParallel(block, process_group=mesh.get_group())
     if mesh.get_local_rank():
         wrong = {name: torch.full_like(buffer, torch.nan) for name, buffer in block.named_buffers()}
