@@ -315,6 +315,10 @@ def repeats_uneven_rows(case: OperatorCase) -> bool:
     return is_merged and any(rows[dim] * factor != found[dim] for rows, found in pairs for dim in (-2, -1))
 
 
+def gives_one_piece(case: OperatorCase) -> bool:
+    return len(case.results) == 1
+
+
 def differentiates_one_number(case: OperatorCase) -> bool:
     """True if an operand that requires a gradient has two real numbers, which the call views as one complex number."""
     return any(case.operands[number] == (2,) for number in case.graded())

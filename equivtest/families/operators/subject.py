@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from equivtest.base.refusal import is_older
 from equivtest.cases.subject import Answers, Given, dtensor_of, own_operand, placements_of
 from equivtest.errors import NotSupported
 from equivtest.families.operators.case import OperatorCase
@@ -25,19 +27,13 @@ from equivtest.tensors import Placed
 Call = Callable[[OperatorCase, tuple[DTensor, ...], Arguments], tuple[Any, ...]]
 """Function (case, operands, arguments) -> results of the operator."""
 
-PROPAGATION = "Sharding propagation failed"
-"""Words in the RuntimeError that DTensor raises from an error of a rule, of whatever class.
-
-Source: OpDispatcher in torch/distributed/tensor/_dispatch.py (2.13.0).
-"""
-
 REFUSALS: tuple[tuple[type[Exception], str], ...] = (
     (NotImplementedError, "does not have a sharding strategy registered"),
     (NotImplementedError, "does not support cross-mesh operation"),
     (RuntimeError, "in-place operations that require placement changes are not supported"),
     (RuntimeError, "is not supported for in-place operations"),
     (RuntimeError, "without redistribution"),
-    (RuntimeError, PROPAGATION),
+    (RuntimeError, "Please redistribute"),
     (RuntimeError, "Attempted to"),
     (ValueError, "does not support things like hybrid sharding strategies"),
     (RuntimeError, "not supported yet"),
@@ -50,13 +46,12 @@ REFUSALS: tuple[tuple[type[Exception], str], ...] = (
 )
 """(class, words) of each error by which DTensor refuses an operator or its placements; `words` occur in the message.
 
-Source: ShardingPropagator in torch/distributed/tensor/_sharding_prop.py, OpDispatcher in _dispatch.py, view_groups in
-_ops/_view_ops.py, redistribute_local_tensor in _redistribute.py, tp_convolution in _tp_conv.py (2.13.0).
-"""
+Whatever else a rule raises is a mistake, although DTensor says "Sharding propagation failed" for every error of a rule.
 
-MISTAKES = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)
-"""Classes of errors that are mistakes in a rule. No rule of torch 2.13.0 raises them to refuse a call, except in the
-findings 132 to 134."""
+Source: ShardingPropagator in torch/distributed/tensor/_sharding_prop.py, OpDispatcher in _dispatch.py, view_groups and
+_ViewShardingPropagator in _ops/_view_ops.py, redistribute_local_tensor in _redistribute.py, tp_convolution in
+_tp_conv.py (2.13.0 and 2.15.0).
+"""
 
 
 def operators(case: OperatorCase, mesh: DeviceMesh, given: Given) -> Answers:
@@ -74,7 +69,7 @@ def run_operator(case: OperatorCase, mesh: DeviceMesh, given: Given, call: Call)
         results = call(case, operands, case.arguments)
     except Exception as error:
         require_kernels(error, case, operands, call)
-        return {"refused": told(error, mesh, case)}
+        return {"refused": told(error, mesh)}
     answers: Answers = {f"output.{number}": in_known_words(result) for number, result in enumerate(results)}
     pairs = [
         (result, cotangent_of(case, mesh, given, number))
@@ -87,7 +82,7 @@ def run_operator(case: OperatorCase, mesh: DeviceMesh, given: Given, call: Call)
         torch.autograd.backward(*map(list, zip(*pairs, strict=True)))  # type: ignore[arg-type]
     except Exception as error:
         require_kernels(error, case, operands, call)
-        return answers | {"grad.refused": told(error, mesh, case)}
+        return answers | {"grad.refused": told(error, mesh)}
     return answers | {f"grad.operand.{number}": in_known_words(operands[number].grad) for number in case.graded()}
 
 
@@ -114,21 +109,26 @@ def require_kernels(error: Exception, case: OperatorCase, operands: Sequence[DTe
             raise NotSupported(str(error)) from error
 
 
-def told(error: Exception, mesh: DeviceMesh, case: OperatorCase) -> Placed:
+def told(error: Exception, mesh: DeviceMesh) -> Placed:
     """Returns DTensor's refusal as a tensor of bytes, which the harness compares. Raises any other error again."""
-    text = str(error)
-    is_refusal = any(isinstance(error, kind) and words in text for kind, words in REFUSALS)
-    if not is_refusal or (PROPAGATION in text and not may_refuse(case, error.__cause__)):
+    text = f"{type(error).__name__}: {error}"
+    if not is_refusal(error):
         raise error
-    written = f"{type(error).__name__}: {text}".encode()[:200]
     layout = Layout((Whole(),) * mesh.ndim)
-    return Placed(torch.tensor(list(written), dtype=torch.uint8), layout)
+    return Placed(torch.tensor(list(text.encode()[:200]), dtype=torch.uint8), layout)
 
 
-def may_refuse(case: OperatorCase, cause: BaseException | None) -> bool:
-    """True if a rule may refuse the call by an error of this class. No rule need refuse replicated tensors."""
-    texts = {text for placements in (*case.placements, *case.cotangents) for text in placements}
-    return not isinstance(cause, MISTAKES) and not texts <= {"replicate"}
+def is_refusal(error: Exception) -> bool:
+    """True for an error of `REFUSALS`, and for a rule that cannot know the shape of the result.
+
+    Before torch 2.13 every error of a rule counts.
+    """
+    text = str(error)
+    return (
+        any(isinstance(error, kind) and words in text for kind, words in REFUSALS)
+        or isinstance(error.__cause__, DynamicOutputShapeException)
+        or (is_older(torch.__version__) and "Sharding propagation failed" in text)
+    )
 
 
 def operand_of(case: OperatorCase, mesh: DeviceMesh, given: Given, number: int) -> DTensor:
