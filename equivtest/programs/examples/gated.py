@@ -43,7 +43,7 @@ class BufferedBlock(GatedBlock):
 
     def __init__(self, num_features: int, num_hidden: int) -> None:
         super().__init__(num_features, num_hidden)
-        self.down.bias.requires_grad_(requires_grad=False)
+        self.down.bias.requires_grad = False
         self.register_buffer("factor", torch.tensor(-1.0))
 
     def change(self, x: torch.Tensor) -> Any:
