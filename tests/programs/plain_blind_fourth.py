@@ -1,13 +1,7 @@
-"""Programs of DTensor alone, one for each defect of `tests.programs.blind_fourth`.
-
-`python -m tests.programs.plain_blind_fourth [NAMES]` runs each without and with its defect.
-"""
+"""Programs of DTensor alone, one for each defect of `tests.programs.blind_fourth`, which `shown_operators` runs."""
 
 from __future__ import annotations
 
-import os
-import sys
-import tempfile
 from typing import Any
 
 import torch
@@ -17,9 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
 from torch.distributed.tensor.experimental import implicit_replication, local_map, register_sharding
 
-from tests.programs.blind_fourth import BLIND_FOURTH
 from tests.programs.plain_operators import Pair, _full, _gradient, _numbers, _put, _share
-from tests.programs.planted_operators import wrong_torch
 
 
 def _two_axes(mesh: DeviceMesh) -> DeviceMesh:
@@ -236,48 +228,3 @@ def local_part_is_a_copy(mesh: DeviceMesh) -> Pair:
 
 WORLD_SIZES = {"length_by_the_last_axis": 4, "places_of_the_first_axis": 4}
 """Numbers of ranks that show a wrong operator, if two do not."""
-
-
-def _deviates(found: torch.Tensor, right: torch.Tensor) -> bool:
-    return found.shape != right.shape or found.dtype != right.dtype or not torch.allclose(found, right)
-
-
-def _said(name: str, mesh: DeviceMesh) -> tuple[bool, str]:
-    try:
-        found, right = globals()[name](mesh)
-    except Exception as error:  # a rule that raises is not silent
-        return True, f"RAISES {type(error).__name__}: {str(error)[:300]}"
-    return _deviates(found, right), f"{found.dtype} {found.tolist()} for {right.dtype} {right.tolist()}"
-
-
-def _rank(rank: int, size: int, names: list[str], file: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", f"file://{file}", rank=rank, world_size=size)
-    mesh = init_device_mesh("cpu", (size,))
-    for name in names:
-        torch.manual_seed(rank)
-        own = [_said(name, mesh)]
-        with wrong_torch(BLIND_FOURTH[name]):
-            own.append(_said(name, mesh))
-        said: list[Any] = [None] * size
-        torch.distributed.all_gather_object(said, own)
-        if rank == 0:
-            right, wrong = (max(each[place] for each in said) for place in range(2))
-            shown = wrong[0] and not right[0] and "RAISES" not in wrong[1]
-            print(
-                f"{'shown' if shown else 'NOT SHOWN'}  {name}\n    without: {right[1]}\n    with:    {wrong[1]}",
-                flush=True,
-            )
-    torch.distributed.destroy_process_group()
-
-
-def main(names: list[str]) -> None:
-    for size in (2, 4):
-        some = [name for name in names or BLIND_FOURTH if WORLD_SIZES.get(name, 2) == size]
-        with tempfile.TemporaryDirectory() as folder:
-            if some:
-                torch.multiprocessing.spawn(_rank, (size, some, os.path.join(folder, "store")), nprocs=size)  # type: ignore[attr-defined, no-untyped-call]
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -83,9 +83,13 @@ class CrossEntropyCase(ActivationCase):
         return self.world_size // self.row_ranks
 
     @property
-    def rows(self) -> tuple[Shard, ...]:
+    def _rows(self) -> tuple[Shard, ...]:
         """Returns the placement along the axis that divides positions, or () if there is no such axis."""
         return (Shard(0),) if self.row_ranks > 1 else ()
+
+    @property
+    def _of_positions(self) -> Layout:
+        return Layout((*self._rows, Replicate()))
 
     @property
     def class_dim(self) -> int:
@@ -107,12 +111,12 @@ class CrossEntropyCase(ActivationCase):
     @property
     def logits(self) -> CaseTensor:
         return CaseTensor(
-            (*self.positions[:1], self.num_classes, *self.positions[1:]), Layout((*self.rows, Shard(self.class_dim)))
+            (*self.positions[:1], self.num_classes, *self.positions[1:]), Layout((*self._rows, Shard(self.class_dim)))
         )
 
     @property
     def target(self) -> CaseTensor:
-        return CaseTensor(self.positions, Layout((*self.rows, Replicate())))
+        return CaseTensor(self.positions, self._of_positions)
 
     @property
     def num_weights(self) -> int:
@@ -120,7 +124,7 @@ class CrossEntropyCase(ActivationCase):
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
         x, whole = self.logits, replicated(len(self.mesh_shape))
-        output, layout = (self.positions, self.target.layout) if self.reduction == "none" else ((), whole)
+        output, layout = (self.positions, self._of_positions) if self.reduction == "none" else ((), whole)
         tensors = {"x": self.given("x", x.shape, x.layout), "target": self.target}
         if self.num_weights:
             tensors["weight"] = CaseTensor((self.num_weights,), whole)

@@ -73,7 +73,10 @@ def _reduced_rows(shape: Shape) -> Signatures:
         front = dim % len(shape)
         for num in (2, 1):
             rows = (*shape[:front], num, *shape[front + 1 :])
-            found += [Signature((shape, (num,), rows), (("dim", dim), ("reduce", how))) for how in ("amax", "amin")]
+            found += [
+                Signature((shape, (num,), rows), (("dim", dim), ("reduce", how), *rest))
+                for how, rest in (("amax", ()), ("amin", ()), ("amax", (("include_self", False),)))
+            ]
     return tuple(found)
 
 
@@ -133,7 +136,7 @@ ROWS = (
     Operator("linalg.cross", torch.linalg.cross, _crossed, num_dims=(1, 2, 3)),
     chooses(
         "index_reduce",
-        lambda x, index, other, dim, reduce: torch.index_reduce(x, dim, index, other, reduce),
+        lambda x, index, other, dim, reduce, **how: torch.index_reduce(x, dim, index, other, reduce, **how),
         _reduced_rows,
         kinds=(FLOATS, INDEX, FLOATS),
         num_dims=(1, 2, 3),

@@ -100,6 +100,19 @@ def _rows_and_result(shape: Shape) -> Signatures:
     return tuple(Signature((shape, (*shape[:dim], *shape[dim + 1 :])), (("dim", dim),)) for dim in range(len(shape)))
 
 
+def _operands_and_result(shape: Shape) -> Signatures:
+    """Returns one signature of three operands of the shape, the last of which is the result."""
+    return (Signature((shape, shape, shape), (("alpha", -2),)),)
+
+
+def _zeroed_through_its_part(x: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of x whose local tensor, which `to_local` gives, is then set to zero."""
+    copied = x.mul(1)
+    with torch.no_grad():
+        (copied if module_of_dtensor(copied) is None else copied.to_local()).zero_()  # type: ignore[attr-defined]
+    return copied
+
+
 def _kept_beside_a_write(x: torch.Tensor) -> torch.Tensor:
     """Returns a copy of x, after a write to that copy in other placements, which must not change it."""
     copied = x.mul(1)
@@ -124,6 +137,8 @@ ROWS = (
         rounded(f"{name} into a tensor", _into(getattr(torch, name)), _rows_and_result, num_dims=(2,))
         for name in ("sum", "mean", "amax")
     ),
+    Operator("add into a tensor", _into(torch.add), _operands_and_result, num_dims=(2,)),
+    chooses("to_local and write", _zeroed_through_its_part, each(), num_dims=(2,)),
     _second("redistribute", _elsewhere, each(), num_dims=(1, 2)),
     chooses("redistribute and write", _kept_beside_a_write, each(), num_dims=(1, 2)),
 )

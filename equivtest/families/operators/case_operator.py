@@ -15,6 +15,8 @@ ANY, POSITIVE, UNIT, POWERS, DISTINCT = ("any", "positive", "unit", "powers", "d
 """Contents of an operand: numbers of any sign; positive; magnitudes below 1; powers of two; all different."""
 ABOVE, FRACTION, BITS, SIGNS, HALVES = ("above", "fraction", "bits", "signs", "halves")
 """More contents: numbers above 1; between 0 and 1; zeros and ones; 1 or -1; odd multiples of one half."""
+FEW, MOST = ("few", "most")
+"""Zeros and ones: about one in six is a one, or a zero."""
 BIDIAGONAL, SQUARES, DIAGONAL = MATRICES = ("bidiagonal", "squares", "diagonal")
 """Contents that are square matrices.
 
@@ -29,7 +31,8 @@ BELOW = "below"
 """First word of a content such as 'below 5', which means int64 from 0 to 4."""
 
 CONTENTS = (
-    ANY, POSITIVE, UNIT, POWERS, DISTINCT, ABOVE, FRACTION, BITS, SIGNS, HALVES, *MATRICES, BOOLS, WHOLE,
+    ANY, POSITIVE, UNIT, POWERS, DISTINCT, ABOVE, FRACTION, BITS, FEW, MOST, SIGNS, HALVES, *MATRICES, BOOLS,
+    WHOLE,
 )  # fmt: skip
 """Every content of an operand that a signature may name, except 'below NUMBER'."""
 

@@ -24,10 +24,12 @@ from equivtest.families.operators.case_operator import (
     BOOLS,
     DIAGONAL,
     DISTINCT,
+    FEW,
     FRACTION,
     HALVES,
     INDEX,
     MATRICES,
+    MOST,
     POSITIVE,
     POWERS,
     SIGNS,
@@ -104,6 +106,8 @@ def _draw_exact(case: OperatorCase, shape: Shape, of: tuple[str, str], source: t
         return (permutation(num, source) - num // 2).reshape(shape)
     if domain == SIGNS:
         return signs(shape, source)
+    if domain in (FEW, MOST):
+        return _few_or_most(shape, domain, source)
     if domain in (BITS, FRACTION):
         bits = torch.randint(2, shape, generator=source, device="cpu")
         return bits if domain == BITS else (1 + bits) / 4
@@ -114,6 +118,11 @@ def _draw_exact(case: OperatorCase, shape: Shape, of: tuple[str, str], source: t
     if domain == ABOVE:
         return 2 * value.abs()
     return value.abs() if domain in (POSITIVE, UNIT) else value
+
+
+def _few_or_most(shape: Shape, domain: str, source: torch.Generator) -> torch.Tensor:
+    is_rare = torch.randint(6, shape, generator=source, device="cpu") == 0
+    return (is_rare if domain == FEW else ~is_rare).long()
 
 
 def _draw_matrix(shape: Shape, domain: str, source: torch.Generator) -> torch.Tensor:
@@ -129,6 +138,8 @@ def _draw_matrix(shape: Shape, domain: str, source: torch.Generator) -> torch.Te
 def _draw_real(shape: Shape, domain: str, source: torch.Generator) -> torch.Tensor:
     if domain in MATRICES:
         return _draw_matrix(shape, domain, source)
+    if domain in (FEW, MOST):
+        return _few_or_most(shape, domain, source)
     if domain == BITS:
         return torch.randint(2, shape, generator=source, device="cpu")
     value = without_subnormals(nearly_normal(shape, source))  # of a magnitude of at most 3
@@ -144,7 +155,8 @@ def _parts_of(value: torch.Tensor, op: str, num: int, of: tuple[str, str], sourc
     if not op:
         return value.unsqueeze(0)
     (mode, domain), rest = of, (num - 1, *value.shape)
-    other = odd_integers(rest, 1, 3, source) if mode == EXACT_MODE else nearly_normal(rest, source)
+    largest = 7 if op in ("max", "min") else 3  # far enough that one rank's term is on the other side of a number
+    other = odd_integers(rest, 1, largest, source) if mode == EXACT_MODE else nearly_normal(rest, source)
     other = other / 4 if domain == HALVES else other
     if op == "sum":
         parts = torch.cat([other, (value - other.sum(0)).unsqueeze(0)])
