@@ -29,6 +29,8 @@ def case_of(**fields: Any) -> CrossEntropyCase:
     return CrossEntropyCase(**{"world_size": 3, "positions": (8,), "num_classes": 7, **fields})
 
 
+TWO_AXES = {"world_size": 4, "row_ranks": 2, "positions": (2,), "target_is_dtensor": True}
+
 test_error_for_an_invalid_cross_entropy_case_names_the_invalid_field = refuses(
     case_of,
     ({"positions": (1,) * 5}, r"positions must have at most 4 dims of at least 1, got \(1, 1, 1, 1, 1\)"),
@@ -36,6 +38,11 @@ test_error_for_an_invalid_cross_entropy_case_names_the_invalid_field = refuses(
     ({"num_classes": 0}, r"num_classes must be in 1\.\.4096, got 0"),
     ({"requires_grad": ("weight",)}, r"requires_grad must be one of \(\), \('x',\), got \('weight',\)"),
     ({"weight_is_dtensor": True}, "weight_is_dtensor needs weights: set weighted=True"),
+    ({**TWO_AXES, "world_size": 3}, "row_ranks must divide 3 ranks, got 2"),
+    ({**TWO_AXES, "positions": ()}, "row_ranks divides positions: give positions a dim, or set row_ranks=1"),
+    ({**TWO_AXES, "reduction": "mean"}, "loss_parallel refuses a mean on two axes: choose 'sum' or 'none'"),
+    ({**TWO_AXES, "target_is_dtensor": False}, "a target with shards must be a DTensor: set target_is_dtensor=True"),
+    ({**TWO_AXES, "records": True}, "collectives are documented for a mesh of one axis: set records=False"),
 )
 
 

@@ -142,6 +142,7 @@ class RedistributeCase(ActivationCase):
         )
         require(not self.checks or self.road != "distribute", "run_check is for from_local: set checks=False")
         require(not self.checks or not self.records, "collectives of run_check are not documented: set records=False")
+        require(not self.checks or not self.members, "run_check waits for all ranks of the world: omit members")
 
     def _check_grad_source(self) -> None:
         if not self.grad_source:
