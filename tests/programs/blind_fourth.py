@@ -29,7 +29,7 @@ Shapes = list[tuple[int, ...]]
 
 
 def _first_mask(right: Any, self: Any, mask: torch.Tensor) -> None:
-    """Keeps the mask of the first lookup for all later ones of the same shape."""
+    """Keeps the mask of the first lookup for all later lookups of the same shape."""
     held = self.__dict__.setdefault("held", mask)
     right(self, held if held.shape == mask.shape else mask)
 

@@ -7,15 +7,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
 from torch.distributed.tensor.experimental import implicit_replication, local_map, register_sharding
 
+from tests.programs.plain_blind_others import _two_axes
 from tests.programs.plain_operators import Pair, _full, _gradient, _numbers, _put, _share
-
-
-def _two_axes(mesh: DeviceMesh) -> DeviceMesh:
-    return init_device_mesh("cpu", (2, mesh.size() // 2))
 
 
 def padding_counts_as_rows(mesh: DeviceMesh) -> Pair:

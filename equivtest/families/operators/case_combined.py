@@ -101,7 +101,7 @@ def _rows_and_result(shape: Shape) -> Signatures:
 
 
 def _operands_and_result(shape: Shape) -> Signatures:
-    """Returns one signature of three operands of the shape, the last of which is the result."""
+    """Returns one signature of three operands of the shape. The last operand is the result."""
     return (Signature((shape, shape, shape), (("alpha", -2),)),)
 
 

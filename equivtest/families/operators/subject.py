@@ -111,11 +111,11 @@ def require_kernels(error: Exception, case: OperatorCase, operands: Sequence[DTe
 
 def told(error: Exception, mesh: DeviceMesh) -> Placed:
     """Returns DTensor's refusal as a tensor of bytes, which the harness compares. Raises any other error again."""
-    text = f"{type(error).__name__}: {error}"
     if not is_refusal(error):
         raise error
+    written = f"{type(error).__name__}: {error}".encode()[:200]
     layout = Layout((Whole(),) * mesh.ndim)
-    return Placed(torch.tensor(list(text.encode()[:200]), dtype=torch.uint8), layout)
+    return Placed(torch.tensor(list(written), dtype=torch.uint8), layout)
 
 
 def is_refusal(error: Exception) -> bool:

@@ -102,7 +102,7 @@ def redistribute_cases(draw: Draw, space: Space) -> RedistributeCase:
         poison=pick(draw, "poison", POISON_TABLE),
         repeats=pick(draw, "repeats", REPEATS),
         records=records and is_documented,
-        members=() if mesh or checks else members,  # run_check gathers from the whole world: finding 132
+        members=() if mesh or checks else members,  # run_check gathers from the whole world: finding 135
     )
 
 

@@ -109,9 +109,8 @@ def take_cotangent(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor
 
 def as_dtensor(case: RedistributeCase, mesh: DeviceMesh, local: torch.Tensor, name: str) -> DTensor:
     """Makes 'x' or 'cotangent' from this rank's local tensor, without a collective unless the case has `checks`."""
-    placements, options = placements_of(case.operand_layout(name)), dict[str, Any](run_check=False)
-    if name == "x":
-        options["run_check"] = case.checks
+    placements = placements_of(case.operand_layout(name))
+    options: dict[str, Any] = {"run_check": case.checks and name == "x"}
     if name == "x" and case.grad_source:
         options["grad_placements"] = placements_of(case.gradient_layout)
     if name == "x" and not case.states_shape:
