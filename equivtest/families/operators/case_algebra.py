@@ -81,8 +81,14 @@ def _reduced_rows(shape: Shape) -> Signatures:
 
 
 def _diagonals(shape: Shape) -> Signatures:
-    """Returns signatures with a matrix and new values for its main diagonal, or for the diagonal above."""
+    """Returns signatures with a matrix and new values for its main diagonal, or for the diagonal above.
+
+    A shape of three dims also has a signature with a diagonal of the first two.
+    """
     found = []
+    if len(shape) == 3:
+        size = min(shape[:2])
+        found.append(Signature((shape, (shape[2], size)), (("offset", 0), ("dim1", 0), ("dim2", 1))))
     for offset in (0, 1):
         size = min(shape[-2], shape[-1] - offset)
         if size > 0:

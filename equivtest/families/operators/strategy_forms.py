@@ -67,8 +67,8 @@ def _features(signature: Signature) -> frozenset[object]:
         *(tuple(map(len, shapes)), alike, ("single", *single), names_single, without_dims, ("repeats", *repeats)),
         *(("shorter",) if shorter else ()),
     )
-    further = (*_named_in(signature), *signs_of(signature), *places_of(signature).values())
-    return frozenset((*signature.arguments, *facts, *further))
+    places = [(place, *how) for place, _, *how in places_of(signature).values()]
+    return frozenset((*signature.arguments, *facts, *_named_in(signature), *signs_of(signature), *places))
 
 
 def _is_shorter(shape: Shape, first: Shape, dim: object) -> bool:
@@ -100,17 +100,20 @@ def places_of(signature: Signature) -> dict[str, tuple[object, ...]]:
     """Maps the placement of each shard of the first operand to a label, if the call names some of its dims.
 
     The label says whether the sharded dim is named or lies before or behind the first named dim, whether the call names
-    several dims, and whether it keeps them. A padding names the dims that it changes.
+    another dim before it, whether the call names several dims, and whether it keeps them. A padding names the dims that
+    it changes.
     """
     arguments, shape = dict(signature.arguments), signature.shapes[0]
     dim = arguments.get("dim", arguments.get("dims"))
     if isinstance(pad := arguments.get("pad"), tuple):
         dim = tuple(-1 - number // 2 for number, size in enumerate(pad) if size)
     dims = dim if isinstance(dim, tuple) else (dim,) if isinstance(dim, int) else ()
-    named = {each % len(shape) for each in dims if -len(shape) <= each < len(shape)}
+    named = [each % len(shape) for each in dims if -len(shape) <= each < len(shape)]
     if not named:
         return {}
-    how = (len(named) > 1, bool(arguments.get("keepdim")))
+    how = (len(set(named)) > 1, bool(arguments.get("keepdim")))
     places = {number: "before" if number < min(named) else "behind" for number in range(len(shape))}
     places |= dict.fromkeys(named, NAMED)
-    return {f"shard({number})": (place, *how) for number, place in places.items() if shape[number] > 1}
+    return {
+        f"shard({number})": (place, number in named[1:], *how) for number, place in places.items() if shape[number] > 1
+    }
