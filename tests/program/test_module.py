@@ -16,6 +16,7 @@ from equivtest.module import module_property
 from equivtest.oracle import expect
 from equivtest.programs.case import ModuleCase, call_builder
 from equivtest.property import Space, resolved
+from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from equivtest.search.chunks import Chunk
 from equivtest.search.known import KnownFailures
@@ -215,6 +216,16 @@ def test_module_that_rounds_is_drawn_on_real_values() -> None:
     assert {case.dtype for case in cases if case.judge.by_parts} == {"bfloat16", "float16"}
     assert prop.conclusive_dtypes == ("float64",)
     assert {mode for case in cases for mode, _ in case.values} == {"real"}
+
+
+@pytest.mark.ranks
+def test_every_shipped_program_has_cases_in_each_dtype_in_which_a_conformance_run_must_conclude(pool: Pool) -> None:
+    """On the largest world, where results have the most digits."""
+    for name in (name for name, prop in shipped().items() if prop.subject == "module"):
+        prop = resolved(shipped()[name], pool)
+        left_out = prop.left_out(Space((max(prop.among(limits.WORLD_SIZES)),), limits.DTYPES))
+
+        assert not set(left_out) & set(prop.conclusive_dtypes or limits.DTYPES), name
 
 
 @pytest.mark.parametrize(
