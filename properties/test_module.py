@@ -52,6 +52,17 @@ prepared_pair = module_property(
     world_sizes=(1, 2, 3, 4, 6, 12),
 )
 
+# Methods that run on each rank's rows, a rule for a new operator, and plain tensors beside DTensors.
+rows_by_local_functions = module_property(
+    "equivtest.programs.examples.by_local_functions:weighted",
+    "equivtest.programs.examples.by_local_functions:by_rows",
+    inputs={"x": real(("rows", 2))},
+    sizes={"rows": (12, 24)},
+    positional=("x",),
+    batch="whole",
+    world_sizes=(1, 2, 3, 4, 6, 12),
+)
+
 ATTENTION = "equivtest.programs.examples.attention:attention_block"
 HEADS_DIVIDED = "equivtest.programs.examples.attention_plan:heads_divided"
 

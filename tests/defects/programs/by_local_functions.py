@@ -1,0 +1,55 @@
+"""Methods that run on each rank's rows, wrong in one way each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor.experimental import local_map
+
+from equivtest.programs.case import ModuleCase
+from equivtest.programs.examples.by_local_functions import WeightedByRows, by_rows
+from equivtest.programs.run.module import run_module
+from tests.defects.defect import Replacing, argument_of
+
+wrong = Replacing("module")
+
+_SUBJECT = "equivtest.programs.examples.by_local_functions:"
+_SMALLEST = ModuleCase(
+    world_size=2,
+    build=_SUBJECT + "weighted",
+    parallelize=_SUBJECT + "by_rows",
+    inputs=(("x", "real", ("rows", 2)),),
+    sizes=(("rows", 2),),
+    positional=("x",),
+)
+_WHY = "one rank has all rows, and each of two must have as many as the other"
+
+
+@wrong("a reduction missing in the backward", _SMALLEST, _WHY, claim="gradients_equal_unsharded")
+@argument_of(run_module)
+def weight_learns_from_own_rows(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """The gradient of the weight lies as the weight does, so each rank keeps the gradient of its own rows."""
+    by_rows(module, mesh).__class__ = _OwnGradient
+    return module
+
+
+class _OwnGradient(WeightedByRows):
+    def weigh(self, x: torch.Tensor, weight: torch.Tensor) -> Any:
+        return local_map(super(WeightedByRows, self).weigh, out_placements=([Shard(0)], [Partial()]))(x, weight)
+
+
+@wrong("shard order", _SMALLEST, _WHY)
+@argument_of(run_module)
+def each_part_turned_alone(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Each rank turns its own rows along dim 0, and the parts stay in their order."""
+    by_rows(module, mesh).__class__ = _TurnedAlone
+    return module
+
+
+class _TurnedAlone(WeightedByRows):
+    def turn(self, rows: torch.Tensor, dim: int) -> Any:
+        return local_map(super(WeightedByRows, self).turn, out_placements=[Shard(0)])(rows, dim)
