@@ -62,6 +62,7 @@ from equivtest.oracle.running_roundings import Roundings, partial_sums
 from equivtest.oracle.running_rules import RULES, clamp, divided_to_whole, exact_where, power_by, power_of
 from equivtest.oracle.running_special import RULES as SPECIAL_RULES
 from equivtest.oracle.running_sums import REDUCTIONS
+from equivtest.oracle.running_transforms import TRANSFORMS, transform
 from equivtest.oracle.running_windows import RULES as WINDOW_RULES
 from equivtest.tensors import DTYPES, dtype_name
 
@@ -169,6 +170,9 @@ class RunningError(Mode):
             return moved(func, args, kwargs)
         if name == "_to_copy" and kwargs.get("dtype", args[0].dtype) == args[0].dtype:
             return _cloned(args[0])
+        if name in TRANSFORMS:
+            self.num_operations += 1
+            return transform(self.roundings, func, *args).wrapped()
         apart = COMPLEX_APART.get(name.rstrip("_"))
         if apart is None or (name.endswith("_") and not isinstance(args[0], Ranged)):
             raise InexactData(f"no bound is known for {name} of complex numbers")

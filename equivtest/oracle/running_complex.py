@@ -46,6 +46,16 @@ def conjugate(operand: torch.Tensor) -> torch.Tensor:
     return _joined(real, -imaginary)
 
 
+def copied(target: torch.Tensor, source: Any, *_: Any) -> torch.Tensor:
+    real, imaginary = _pair(source)
+    return _joined(real, imaginary + torch.zeros_like(real))
+
+
+def padded(operand: torch.Tensor, pad: list[int], value: float = 0) -> torch.Tensor:
+    real, imaginary = _pair(operand)
+    return _joined(torch.constant_pad_nd(real, pad, value), torch.constant_pad_nd(imaginary, pad, 0))
+
+
 def _pair(operand: Any) -> Pair:
     if _is_complex(operand):
         if isinstance(operand, torch.Tensor):
@@ -68,10 +78,11 @@ def has_complex(values: Any) -> bool:
 
 APART: dict[str, Callable[..., Any]] = {
     "mul": product, "add": plus, "sub": minus, "polar": polar, "_conj": conjugate, "complex": _joined,
+    "copy": copied, "constant_pad_nd": padded,
 }  # fmt: skip
 """Operator with complex operands or results -> the same in real arithmetic, with the operator's own arguments."""
 
-MAKES = frozenset({"view_as_complex", "polar", "complex"})
+MAKES = frozenset({"view_as_complex", "polar", "complex", "_fft_r2c"})
 """Operations with real operands and a complex result."""
 
 VIEWS = frozenset({"view_as_complex", "view_as_real"})

@@ -76,6 +76,32 @@ def _product_with_conjugate(x: torch.Tensor, other: torch.Tensor) -> torch.Tenso
     return torch.view_as_real(conjugate * torch.view_as_complex(other))
 
 
+def _transform(name: str, *, of_pairs: bool, to_pairs: bool) -> Call:
+    """Returns a Fourier transform of torch. The last dim of an operand or a result has real and imaginary parts."""
+    call = getattr(torch.fft, name)
+
+    def transformed(x: torch.Tensor, **arguments: Any) -> torch.Tensor:
+        found: torch.Tensor = call(torch.view_as_complex(x) if of_pairs else x, **arguments)
+        return torch.view_as_real(found) if to_pairs else found
+
+    return transformed
+
+
+def _lengths(*, of_pairs: bool, several: bool = False) -> Form:
+    """Returns a form with signatures of each dim, each normalization, and a longer and a shorter result."""
+
+    def form(shape: Shape) -> Signatures:
+        operand = (*shape, 2) if of_pairs else shape
+        last = len(shape) - 1
+        dims: list[Any] = [(0, last), (last,)] if several else list(range(len(shape)))
+        arguments = [(("dim", dim), ("norm", norm)) for dim in dims for norm in ("ortho", "forward", "backward")]
+        if not several:
+            arguments += [(("n", shape[dim] + step), ("dim", dim)) for dim in dims for step in (1, -1)]
+        return tuple(Signature((operand,), each) for each in arguments)
+
+    return form
+
+
 def _sum_of_norms(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     total: torch.Tensor = torch.linalg.vector_norm(x) + torch.linalg.vector_norm(other)
     return total
@@ -121,6 +147,12 @@ def _kept_beside_a_write(x: torch.Tensor) -> torch.Tensor:
     return copied
 
 
+TRANSFORMS = (
+    ("fft", True, True), ("ifft", True, True), ("rfft", False, True), ("irfft", True, False), ("hfft", True, False),
+    ("fftn", True, True), ("rfftn", False, True), ("irfftn", True, False),
+)  # fmt: skip
+"""Transforms of torch.fft, whether their operand is complex, and whether their result is complex."""
+
 ROWS = (
     _second("tanh", torch.tanh, each()),
     _second("exp", torch.exp, each()),
@@ -132,6 +164,15 @@ ROWS = (
     _second("silu", functional.silu, each()),
     rounded("mul of complex numbers", _product_of_complex, _complex_pairs, num_dims=(1, 2)),
     rounded("mul of a conjugate", _product_with_conjugate, _complex_pairs, num_dims=(1, 2)),
+    *(
+        rounded(
+            f"fft.{name} {'of' if of_pairs else 'to'} complex numbers",
+            _transform(name, of_pairs=of_pairs, to_pairs=to_pairs),
+            _lengths(of_pairs=of_pairs, several=name[-1] in "2n"),
+            num_dims=(2,),
+        )
+        for name, of_pairs, to_pairs in TRANSFORMS
+    ),
     rounded("sum of norms", _sum_of_norms, alike(), num_dims=(2,)),
     *(
         rounded(f"{name} into a tensor", _into(getattr(torch, name)), _rows_and_result, num_dims=(2,))
