@@ -68,7 +68,7 @@ every_optimizer = module_property(
     f"{EXAMPLES}optimizers:many_trained",
     f"{EXAMPLES}plans:fully_sharded",
     x_shapes=[(5, 2)],
-    options={"options": ("plain", "varied"), "loops": (True, False)},
+    options={"options": ("plain", "varied"), "fused": ("", "Adam", "AdamW")},
     optimizer=f"{EXAMPLES}optimizers:by_all",
     conclusive_dtypes=("float32", "float64"),
     batch="mean of parts",

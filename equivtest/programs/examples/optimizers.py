@@ -42,12 +42,6 @@ foreach round it differently (finding 61).  With these the denominator is exact.
 """
 COMMON = {"lr": 0.125, "eps": 0.125}
 WITHOUT_EPS = frozenset({"ASGD", "SGD"})
-FUSED = {"plain": "Adam", "varied": "AdamW"}
-"""Name of a set of options -> the optimizer that is fused, unless `loops` is True.
-
-DTensor has rules for the kernels of Adam and AdamW alone.
-"""
-
 CLIPPED, LARGEST = "Adadelta", 0.5
 """The optimizer before whose updates gradients are clipped by value, and the largest value."""
 AVERAGED = "Adamax"
@@ -62,13 +56,14 @@ class ManyTrained(nn.Module):
     Attributes:
         parts, late: Parameters by the optimizer's name. The parameters of `late` have no gradient in a step's
             first update.
-        loops: True if each optimizer loops over its parameters.
         options: 'plain' or 'varied', which name options in `UNLIKE`.
+        fused: Name of the optimizer that is one kernel, beside calls for lists of parameters. If it is '', each
+            optimizer loops over its parameters. DTensor has rules for the kernels of Adam and AdamW alone.
     """
 
-    def __init__(self, options: str, *, loops: bool) -> None:
+    def __init__(self, options: str, fused: str) -> None:
         super().__init__()
-        self.options, self.loops = options, loops
+        self.options, self.fused = options, fused
         self.parts = nn.ParameterDict({name: nn.Parameter(torch.zeros(3, 2)) for name in UNLIKE})
         self.late = nn.ParameterDict({name: nn.Parameter(torch.zeros(2, 2)) for name in UNLIKE})
 
@@ -76,8 +71,8 @@ class ManyTrained(nn.Module):
         return functional.linear(x, torch.cat([part[name] for part in (self.parts, self.late) for name in UNLIKE]))
 
 
-def many_trained(*, options: str, loops: bool) -> nn.Module:
-    return ManyTrained(options, loops=loops)
+def many_trained(*, options: str, fused: str) -> nn.Module:
+    return ManyTrained(options, fused)
 
 
 class Together(torch.optim.Optimizer):
@@ -133,7 +128,7 @@ def by_all(module: Any) -> torch.optim.Optimizer:
 def _made(module: Any, name: str) -> torch.optim.Optimizer:
     options: dict[str, Any] = {key: value for key, value in COMMON.items() if key != "eps" or name not in WITHOUT_EPS}
     options |= UNLIKE[name][module.options]
-    options |= {"fused": True} if name == FUSED[module.options] and not module.loops else {"foreach": not module.loops}
+    options |= {"fused": True} if name == module.fused else {"foreach": bool(module.fused)}
     kind: Any = getattr(torch.optim, name)
     made: torch.optim.Optimizer = kind([module.parts[name], module.late[name]], **options)
     return made

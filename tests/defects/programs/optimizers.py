@@ -17,7 +17,7 @@ wrong = Replacing("module")
 
 _VARIED = ModuleCase(
     world_size=2,
-    build="equivtest.programs.examples.optimizers:many_trained(options='varied', loops=True)",
+    build="equivtest.programs.examples.optimizers:many_trained(options='varied', fused='')",
     parallelize="equivtest.programs.examples.plans:fully_sharded",
     x_shape=(5, 2),
     batch=MEAN_OF_PARTS,
