@@ -17,17 +17,23 @@ from torch.nn import functional
 
 
 class Weighted(nn.Module):
-    """The pair (flip(r) + b + p, s) with rows r = w relu(x), their sum s, and the number p of each row. b is frozen."""
+    """The pair (f flip(r) + b + p, s) with rows r = w relu(x), their sum s, and the number p of each row.
+
+    f is a buffer, and b is frozen.
+    """
+
+    factor: torch.Tensor
 
     def __init__(self, num_features: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(num_features))
         self.bias = nn.Parameter(torch.zeros(num_features), requires_grad=False)
+        self.register_buffer("factor", torch.tensor(-1.0))
 
     def forward(self, x: torch.Tensor) -> Any:
         rows, total = self.weigh(x, self.weight)
         turned = self.turn(self.turn(rows, 1), 0)
-        return self.number(turned + self.bias), total
+        return self.number(turned * self.factor + self.bias), total
 
     def weigh(self, x: torch.Tensor, weight: torch.Tensor) -> Any:
         rows = functional.relu(x) * weight
@@ -77,6 +83,7 @@ class WeightedByRows(Weighted):
             out_placements=(rows, share),
             in_placements=(rows, whole),
             in_grad_placements=(rows, share),
+            redistribute_inputs=True,
         )
         return own(x, weight)
 
@@ -89,15 +96,21 @@ class WeightedByRows(Weighted):
 
 
 def by_rows(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Divides the rows of x. The number of ranks must divide the number of rows, as local_map assumes."""
+    """Divides the rows of x. The number of ranks must divide the number of rows, as local_map assumes.
+
+    All ranks except the first have wrong parameters and buffers at first. distribute_module broadcasts the right ones.
+    """
+    if mesh.get_local_rank():
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.data.fill_(torch.nan)
     register_sharding(torch.ops.equivtest_examples.turned.default)(kept_by_turning)
     module.__class__ = WeightedByRows
     whole = [Replicate()]
 
-    def divide(module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
-        return tuple(DTensor.from_local(each, mesh, whole).redistribute(mesh, [Shard(0)]) for each in inputs)
+    def prepare(module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+        return tuple(DTensor.from_local(each, mesh, whole) for each in inputs)
 
     def gather(module: nn.Module, outputs: Any, mesh: DeviceMesh) -> Any:
         return tuple(each.redistribute(mesh, whole).to_local() for each in outputs)
 
-    return distribute_module(module, mesh, input_fn=divide, output_fn=gather)
+    return distribute_module(module, mesh, input_fn=prepare, output_fn=gather)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 
 def heads_and_hidden_divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -13,11 +13,10 @@ def heads_and_hidden_divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
     The tensors within a layer are plain local tensors. The tensors between layers are whole.
     """
-    plan = {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
-    plan |= {f"mlp.{name}": ColwiseParallel() for name in ("gate", "up")}
-    for layer in module.get_submodule("layers").children():
-        parallelize_module(layer, mesh, {**plan, "attention.out": RowwiseParallel(), "mlp.down": RowwiseParallel()})
-    return module
+    divided = ("attention.query", "attention.key", "attention.value", "mlp.gate", "mlp.up")
+    plan: dict[str, ParallelStyle] = {f"layers.*.{name}": ColwiseParallel() for name in divided}
+    plan |= {f"layers.*.{name}": RowwiseParallel() for name in ("attention.out", "mlp.down")}
+    return parallelize_module(module, mesh, plan)
 
 
 def layers_sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:

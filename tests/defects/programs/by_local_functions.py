@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import local_map
 
 from equivtest.programs.case import ModuleCase
@@ -39,7 +39,14 @@ def weight_learns_from_own_rows(module: nn.Module, mesh: DeviceMesh) -> nn.Modul
 
 class _OwnGradient(WeightedByRows):
     def weigh(self, x: torch.Tensor, weight: torch.Tensor) -> Any:
-        return local_map(super(WeightedByRows, self).weigh, out_placements=([Shard(0)], [Partial()]))(x, weight)
+        rows, whole, share = [Shard(0)], [Replicate()], [Partial()]
+        own = local_map(
+            super(WeightedByRows, self).weigh,
+            out_placements=(rows, share),
+            in_placements=(rows, whole),
+            redistribute_inputs=True,
+        )
+        return own(x, weight)
 
 
 @wrong("shard order", _SMALLEST, _WHY)
