@@ -167,6 +167,11 @@ def picked_places(shape: Shape) -> Signatures:
     return tuple(Signature((shape, rows, columns), holds=holds) for rows, columns in pairs)
 
 
+def picked_places_apart(shape: Shape) -> Signatures:
+    """Returns signatures with an index of the first dim and an index of the last dim, as `picked_places` does."""
+    return tuple(replace(each, shapes=(shape, *each.shapes[1:])) for each in picked_places((shape[0], shape[-1])))
+
+
 def picked_columns(shape: Shape) -> Signatures:
     return tuple(Signature((shape, (n,)), holds=("any", f"below {shape[1]}")) for n in (2, 1))
 

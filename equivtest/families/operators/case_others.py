@@ -13,6 +13,7 @@ from equivtest.families.operators.case_arguments import (
     pads,
     picked_columns,
     picked_places,
+    picked_places_apart,
     same_mask,
     scaled_beside,
     selected_beside,
@@ -57,9 +58,8 @@ ROWS = (
     chooses("bitwise_not", torch.bitwise_not, kinds=(BOOLS,)),
     chooses(
         "bucketize",
-        lambda x, limits: torch.bucketize(x, limits.sort().values),
-        lambda shape: (Signature((shape, (3,))),),
-        domain=DISTINCT,
+        lambda x, limits, **how: torch.bucketize(x, limits.sort().values, **how),
+        lambda shape: (Signature((shape, (3,))), Signature((shape, (3,)), (("right", True),))),
     ),
     # Copies of views, and copies into which a view is written.
     chooses("slice", torch.ops.aten.slice.Tensor, moved(slices)),
@@ -149,6 +149,12 @@ NOT_DRAWN = (
         lambda x, rows, columns: x[rows, columns],
         picked_places,
         num_dims=(2, 3),
+    ),
+    chooses(
+        "__getitem__ of two apart",
+        lambda x, rows, last: x[None][:, rows, :, last],
+        picked_places_apart,
+        num_dims=(3,),
     ),
     chooses("__setitem__ of columns", _with_columns, picked_columns, num_dims=(2, 3)),
     chooses("where of whole numbers", torch.where, triples(), kinds=(BOOLS, WHOLE)),

@@ -265,22 +265,18 @@ def _on_a_shape_of_their_own(name: str, dtype: str) -> list[OperatorCase]:
 def _on_two_axes(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
     """Returns calls on a mesh of 2 x 2 ranks, of `OF_EACH_KIND` and by `_sharded_on_two_axes`.
 
-    The partial operand is partial on the first axis. An operator that takes the number of all ranks for the number of
-    ranks on an axis would show. A twice sharded operand has the same dim sharded on both axes.
+    A partial operand is partial on the first axis in one call, and on the second axis in another. An operator that
+    takes the number of all ranks for the number of ranks on an axis would show, and one that looks at one axis alone. A
+    twice sharded operand has the same dim sharded on both axes.
     """
-    chosen = [case for case in calls if case.operator in OF_EACH_KIND]
-    partial = [(case, "replicate") for case in chosen if _has(case, "partial")]
-    twice = [(case, "") for case in chosen if not _has(case, "partial") and _has(case, "shard")]
-    on_axes = [
-        replace(
-            case,
-            world_size=4,
-            mesh=(2, 2),
-            placements=tuple((text, second or text) for (text,) in case.placements),
-            cotangents=(),
-        )
-        for case, second in partial + twice
-    ]
+    on_axes = list[OperatorCase]()
+    for case in calls if calls and calls[0].operator in OF_EACH_KIND else ():
+        texts, ways = [text for (text,) in case.placements], list[list[Placements]]()
+        if _has(case, "partial"):
+            ways = [[(text, "replicate") for text in texts], [("replicate", text) for text in texts]]
+        elif _has(case, "shard"):
+            ways = [[(text, text) for text in texts]]
+        on_axes += [replace(case, world_size=4, mesh=(2, 2), placements=tuple(way), cotangents=()) for way in ways]
     return list(dict.fromkeys(on_axes + _sharded_on_two_axes(calls)))
 
 

@@ -25,7 +25,7 @@ OF_EACH_KIND = (*strategy_calls.OF_EACH_KIND, REDISTRIBUTE, THROUGH_LOCAL, WRITE
 """One operator of each kind, with the steps that change placements. A gate has each ordered pair of them."""
 
 NORM = "linalg.vector_norm"
-REDUCTIONS = ("sum", "mean", "amax", "amin", NORM)
+REDUCTIONS = ("sum", "mean", "amax", "amin", "prod", NORM)
 """Operators whose result over a sharded dim is partial, each by another reduction."""
 AFTER_REDUCTIONS = (
     "neg", "abs", "square", "mul", "add", "sub", "rsub", "div", "clamp", "relu", "sqrt", "exp", "sum", "mean", "amax",
@@ -39,6 +39,9 @@ BESIDE_REDUCTIONS = ("sub", "div", "mul", DIVIDED)
 
 The values are real, because the gradient of a largest element that is on several ranks is another one (finding 63).
 """
+
+WITHOUT_GRADIENT = {DIVIDED, "prod"}
+"""Operators whose gradient is not judged. `prod` has no bound of it."""
 
 ALONG_STRIDED: tuple[tuple[str, Arguments], ...] = (
     ("sum", (("dim", 0),)), ("mean", (("dim", 0),)), ("amax", (("dim", 0),)), ("softmax", (("dim", 0),)),
@@ -135,6 +138,10 @@ def _of_partial_and_strided(space: Space, dtype: str) -> list[ChainCase]:
         for other, sources in (((3, 2), ("y0", "x1")), ((3, 8), ("x1", "y0")))
     ]
     chains += [
+        (((2, 4, 3),), "shard(1)", (rows, (name, ("y0",), arguments)))
+        for name, arguments in ((REDISTRIBUTE, (("placements", "shard(0)"),)), ("sum", (("dim", 1),)))
+    ]
+    chains += [
         (((4, 4),), text, ((WRITE, ("x0",), (*how, ("factor", 2.0))),))
         for text in ("replicate", "shard(0)", "shard(1)", "partial(sum)")
         for how in WRITTEN
@@ -146,7 +153,7 @@ def _of_partial_and_strided(space: Space, dtype: str) -> list[ChainCase]:
             operands=shapes,
             steps=steps,
             placements=((text,), *(("replicate",),) * (len(shapes) - 1)),
-            requires_grad=() if steps[-1][0] == DIVIDED else tuple(range(len(shapes))),
+            requires_grad=() if WITHOUT_GRADIENT & {step[0] for step in steps} else tuple(range(len(shapes))),
             values=((REAL_MODE if _needs_real(steps) else EXACT_MODE, 1),),
         )
         for shapes, text, steps in chains
