@@ -15,6 +15,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from equivtest.cases.names import Subject, resolve
 from equivtest.cases.subject import Answers, Given
 from tests.programs.blind_arithmetic import BLIND_ARITHMETIC
+from tests.programs.blind_fifth import BLIND_FIFTH
 from tests.programs.blind_fourth import BLIND_FOURTH
 from tests.programs.blind_others import BLIND_OTHERS
 from tests.programs.blind_views import BLIND_VIEWS
@@ -22,7 +23,16 @@ from tests.programs.wrong_arithmetic import WRONG_ARITHMETIC
 from tests.programs.wrong_operators import WRONG_OPERATORS, WrongOperator
 from tests.programs.wrong_views import WRONG_VIEWS
 
-SEEN = WRONG_OPERATORS | WRONG_ARITHMETIC | WRONG_VIEWS | BLIND_ARITHMETIC | BLIND_VIEWS | BLIND_OTHERS | BLIND_FOURTH
+SEEN = (
+    WRONG_OPERATORS
+    | WRONG_ARITHMETIC
+    | WRONG_VIEWS
+    | BLIND_ARITHMETIC
+    | BLIND_VIEWS
+    | BLIND_OTHERS
+    | BLIND_FOURTH
+    | BLIND_FIFTH
+)
 """Name -> defect that was known when the gate's cases were last changed."""
 BLIND: dict[str, WrongOperator] = {}
 """Name -> defect that was planted after the last change of the gate's cases."""
