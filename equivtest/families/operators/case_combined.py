@@ -23,6 +23,7 @@ from equivtest.families.operators.case_forms import (
     reduced,
 )
 from equivtest.families.operators.case_operator import (
+    BOOLS,
     POSITIVE,
     Call,
     Operator,
@@ -172,6 +173,12 @@ ROWS = (
             num_dims=(2,),
         )
         for name, of_pairs, to_pairs in TRANSFORMS
+    ),
+    chooses(
+        "any to whole numbers",
+        lambda x, **how: torch.any(x, **how).int(),
+        reduced(several=False, all_dims=False),
+        kinds=(BOOLS,),
     ),
     rounded("sum of norms", _sum_of_norms, alike(), num_dims=(2,)),
     *(
