@@ -172,9 +172,11 @@ class RunningError(Mode):
             return _cloned(args[0])
         if name in TRANSFORMS:
             self.num_operations += 1
-            return transform(self.roundings, func, *args).wrapped()
+            found = transform(self.roundings, func, *args)
+            return constant(found) if _is_constant(args) else found.wrapped()
         apart = COMPLEX_APART.get(name.rstrip("_"))
-        if apart is None or (name.endswith("_") and not isinstance(args[0], Ranged)):
+        is_into_reals = name == "copy_" and not args[0].is_complex()
+        if apart is None or is_into_reals or (name.endswith("_") and not isinstance(args[0], Ranged)):
             raise InexactData(f"no bound is known for {name} of complex numbers")
         with self:
             results = apart(*args, **kwargs)

@@ -47,13 +47,16 @@ def conjugate(operand: torch.Tensor) -> torch.Tensor:
 
 
 def copied(target: torch.Tensor, source: Any, *_: Any) -> torch.Tensor:
+    """Computes `copy` into a complex tensor, whose shape the source may lack."""
     real, imaginary = _pair(source)
-    return _joined(real, imaginary + torch.zeros_like(real))
+    imaginary = imaginary if isinstance(imaginary, torch.Tensor) else torch.zeros_like(real)
+    return _joined(real.expand(target.shape), imaginary.expand(target.shape))
 
 
-def padded(operand: torch.Tensor, pad: list[int], value: float = 0) -> torch.Tensor:
+def padded(operand: torch.Tensor, pad: list[int], value: complex = 0) -> torch.Tensor:
     real, imaginary = _pair(operand)
-    return _joined(torch.constant_pad_nd(real, pad, value), torch.constant_pad_nd(imaginary, pad, 0))
+    value = complex(value)
+    return _joined(*(torch.constant_pad_nd(*each) for each in ((real, pad, value.real), (imaginary, pad, value.imag))))
 
 
 def _pair(operand: Any) -> Pair:

@@ -11,6 +11,7 @@ import torch
 
 from equivtest.oracle.declared import arithmetic_of
 from equivtest.oracle.exact import InexactData
+from equivtest.oracle.ranged import Ranged
 from equivtest.oracle.rounding import Bounded
 from equivtest.oracle.running import RunningError
 
@@ -80,6 +81,42 @@ def test_results_and_gradients_in_float32_are_within_the_bound_of_those_in_float
     for right, wide in zip(bounds(TRANSFORMS[name], x), exact, strict=True):
         assert margin(right, wide) < 1
         assert right.allowed.max() < 1e-3 * right.value.abs().max()
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_largest_effect_of_an_error_of_the_operand_is_within_the_bound_and_near_it(name: str) -> None:
+    """Each element is off by 0.1, with the sign that moves an element of the result furthest."""
+    x, mode = drawn(3, 4, dtype=torch.float64), RunningError(arithmetic_of("float64"), ranks=2)
+    off = mode.exactly(x)
+    off.error.fill_(0.1)
+    with mode:
+        found = TRANSFORMS[name](off)
+    right = mode.bounded(found)
+    slopes = torch.autograd.functional.jacobian(TRANSFORMS[name], x).reshape(-1, *x.shape)
+    margins = [margin(right, TRANSFORMS[name](x + 0.1 * slope.sign())) for slope in slopes]
+
+    assert 0.4 < max(margins) <= 1
+
+
+def test_copy_of_complex_numbers_rounds_nothing() -> None:
+    x, mode = drawn(3, 4), RunningError(arithmetic_of("float32"), ranks=1)
+    exact = mode.exactly(x)
+    with mode:
+        source = torch.view_as_complex(exact)
+        copied = torch.view_as_real(torch.empty_like(source).copy_(source))
+        spread = torch.view_as_real(torch.empty_like(source).copy_(source[:1]))
+    assert isinstance(copied, Ranged) and isinstance(spread, Ranged)
+
+    assert not copied.error.any() and copied.value.equal(x)
+    assert spread.value.equal(x[:1].expand(3, 4, 2))
+
+
+def test_padding_of_complex_numbers_has_a_complex_value() -> None:
+    x = drawn(2, 3)
+    right, _ = bounds(lambda x: torch.view_as_real(torch.constant_pad_nd(torch.view_as_complex(x), [1, 0], 1 + 2j)), x)
+
+    assert right.value[:, 0].tolist() == [[1.0, 2.0], [1.0, 2.0]]
+    assert right.value[:, 1:].equal(x.double())
 
 
 @pytest.mark.parametrize("length", [2, 3, 8, 13, 27, 31, 32])

@@ -6,8 +6,6 @@ They were written without a look at the cases, the judge or the table of operato
 
 from __future__ import annotations
 
-import inspect
-import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -22,6 +20,7 @@ from torch.distributed.tensor.parallel import SequenceParallel, api, loss
 
 from tests.programs.rules import WHOLE
 from tests.programs.wrong_operators import HANDLERS, WrongOperator, _scalar, handled, replaced, rule
+from tests.programs.wrong_training import edited_source
 
 aten = torch.ops.aten
 Shapes = list[tuple[int, ...]]
@@ -29,22 +28,7 @@ FACTORS = Partial("product")
 
 
 def source(function: Any, right: str, wrong: str) -> Callable[[], AbstractContextManager[None]]:
-    """Replaces a text in the source of one of torch's functions."""
-    return lambda: _edited_source(inspect.unwrap(function), right, wrong)
-
-
-@contextmanager
-def _edited_source(function: Any, right: str, wrong: str) -> Iterator[None]:
-    text = textwrap.dedent(inspect.getsource(function))
-    text = text[text.index("def ") :]
-    assert right in text, f"{function.__name__} of this release of torch has no {right!r}"
-    made: dict[str, Any] = {}
-    exec(compile(text.replace(right, wrong), function.__name__, "exec"), function.__globals__, made)
-    before, function.__code__ = function.__code__, made[function.__name__].__code__
-    try:
-        yield
-    finally:
-        function.__code__ = before
+    return lambda: edited_source(function, right, wrong)
 
 
 def _first_dim_of_the_sequence(right: Any, self: Any, *, sequence_dim: int = 1, use_local_output: bool = False) -> None:

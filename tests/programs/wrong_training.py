@@ -247,23 +247,29 @@ PROPERTIES: dict[str, tuple[str, ...]] = {
 @contextmanager
 def planted(rule: WrongRule) -> Iterator[None]:
     """Changes the code of torch's function, which every module has by reference."""
-    function = inspect.unwrap(_found(rule.function))
+    with edited_source(_found(rule.function), rule.right, rule.wrong):
+        yield
+
+
+@contextmanager
+def edited_source(function: Any, right: str, wrong: str) -> Iterator[None]:
+    """Replaces a text in the source of a function."""
+    function = inspect.unwrap(function)
     assert isinstance(function, FunctionType)
-    right, function.__code__ = function.__code__, wrong_code(rule, function)
+    before, function.__code__ = function.__code__, _code_with(function, right, wrong)
     try:
         yield
     finally:
-        function.__code__ = right
+        function.__code__ = before
 
 
-def wrong_code(rule: WrongRule, function: FunctionType) -> CodeType:
-    """Returns the code of the function with the wrong text."""
+def _code_with(function: FunctionType, right: str, wrong: str) -> CodeType:
     source = textwrap.dedent(inspect.getsource(function))
-    assert rule.right in source, f"{rule.function} of this release of torch has no {rule.right!r}"
+    source = source[source.index("def ") :]  # a decorator might register the function once more
+    assert right in source, f"{function.__qualname__} of this release of torch has no {right!r}"
     names: dict[str, Any] = {}
-    exec(compile(source.replace(rule.right, rule.wrong), rule.function, "exec"), function.__globals__, names)
+    exec(compile(source.replace(right, wrong), function.__qualname__, "exec"), function.__globals__, names)
     made = names[function.__name__]
-    made = inspect.unwrap(made.__func__ if isinstance(made, staticmethod) else made)
     assert isinstance(made, FunctionType)
     return made.__code__
 

@@ -88,16 +88,17 @@ def _transform(name: str, *, of_pairs: bool, to_pairs: bool) -> Call:
     return transformed
 
 
-def _lengths(*, of_pairs: bool, several: bool = False) -> Form:
-    """Returns a form with signatures of each dim, each normalization, and a longer and a shorter result."""
+def _transformed(*, of_pairs: bool, to_pairs: bool, several: bool) -> Form:
+    """Returns a form with signatures of each dim and each normalization, and of more and fewer elements."""
 
     def form(shape: Shape) -> Signatures:
         operand = (*shape, 2) if of_pairs else shape
         last = len(shape) - 1
         dims: list[Any] = [(0, last), (last,)] if several else list(range(len(shape)))
         arguments = [(("dim", dim), ("norm", norm)) for dim in dims for norm in ("ortho", "forward", "backward")]
-        if not several:
-            arguments += [(("n", shape[dim] + step), ("dim", dim)) for dim in dims for step in (1, -1)]
+        if not several:  # a transform to real numbers has twice the elements that it is given, less two
+            usual = {dim: shape[dim] if to_pairs else 2 * shape[dim] - 2 for dim in dims}
+            arguments += [(("n", usual[dim] + step), ("dim", dim)) for dim in dims for step in (2, -1)]
         return tuple(Signature((operand,), each) for each in arguments)
 
     return form
@@ -169,7 +170,7 @@ ROWS = (
         rounded(
             f"fft.{name} {'of' if of_pairs else 'to'} complex numbers",
             _transform(name, of_pairs=of_pairs, to_pairs=to_pairs),
-            _lengths(of_pairs=of_pairs, several=name[-1] in "2n"),
+            _transformed(of_pairs=of_pairs, to_pairs=to_pairs, several=name.endswith("n")),
             num_dims=(2,),
         )
         for name, of_pairs, to_pairs in TRANSFORMS

@@ -152,7 +152,7 @@ NOT_DRAWN = (
     ),
     chooses(
         "__getitem__ of two apart",
-        lambda x, rows, last: x[None][:, rows, :, last],
+        lambda x, rows, last: x[None][:, rows, :, last],  # behind a dim, or the result is as of adjacent indices
         picked_places_apart,
         num_dims=(3,),
     ),

@@ -270,7 +270,7 @@ def _on_two_axes(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
     twice sharded operand has the same dim sharded on both axes.
     """
     on_axes = list[OperatorCase]()
-    for case in calls if calls and calls[0].operator in OF_EACH_KIND else ():
+    for case in (case for case in calls if case.operator in OF_EACH_KIND):
         texts, ways = [text for (text,) in case.placements], list[list[Placements]]()
         if _has(case, "partial"):
             ways = [[(text, "replicate") for text in texts], [("replicate", text) for text in texts]]

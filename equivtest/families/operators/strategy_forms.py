@@ -67,7 +67,7 @@ def _features(signature: Signature) -> frozenset[object]:
         *(tuple(map(len, shapes)), alike, ("single", *single), names_single, without_dims, ("repeats", *repeats)),
         *(("shorter",) if shorter else ()),
     )
-    places = [(place, *how) for place, _, *how in places_of(signature).values()]
+    places = [(place, *how) for place, _, *how in places_of(signature).values()]  # each named dim has some call
     return frozenset((*signature.arguments, *facts, *_named_in(signature), *signs_of(signature), *places))
 
 
@@ -99,9 +99,9 @@ def signs_of(signature: Signature) -> tuple[tuple[str, int], ...]:
 def places_of(signature: Signature) -> dict[str, tuple[object, ...]]:
     """Maps the placement of each shard of the first operand to a label, if the call names some of its dims.
 
-    The label says whether the sharded dim is named or lies before or behind the first named dim, whether the call names
-    another dim before it, whether the call names several dims, and whether it keeps them. A padding names the dims that
-    it changes.
+    The label says whether the sharded dim is named or lies before or behind the first named dim, whether it is named
+    second or later, whether the call names several dims, and whether it keeps them. A padding names the dims that it
+    changes.
     """
     arguments, shape = dict(signature.arguments), signature.shapes[0]
     dim = arguments.get("dim", arguments.get("dims"))

@@ -1,4 +1,4 @@
-"""A module whose methods run on each rank's own rows, by the functions of torch that let a user say how.
+"""A module with a method on each rank's rows, a rule for a new operator, and plain tensors beside DTensors.
 
 Source: local_map, register_sharding and implicit_replication in torch/distributed/tensor/experimental, and
 distribute_module in torch/distributed/tensor/_api.py (2.13.0).

@@ -57,8 +57,8 @@ class ManyTrained(nn.Module):
         parts, late: Parameters by the optimizer's name. The parameters of `late` have no gradient in a step's
             first update.
         options: 'plain' or 'varied', which name options in `UNLIKE`.
-        fused: Name of the optimizer that is one kernel, beside calls for lists of parameters. If it is '', each
-            optimizer loops over its parameters. DTensor has rules for the kernels of Adam and AdamW alone.
+        fused: Name of the one optimizer that runs as a fused kernel. The others then use foreach. If it is '', each
+            optimizer loops over its parameters. DTensor has rules for the fused kernels of Adam and AdamW alone.
     """
 
     def __init__(self, options: str, fused: str) -> None:

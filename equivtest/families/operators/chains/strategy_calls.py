@@ -41,7 +41,7 @@ The values are real, because the gradient of a largest element that is on severa
 """
 
 WITHOUT_GRADIENT = {DIVIDED, "prod"}
-"""Operators whose gradient is not judged. `prod` has no bound of it."""
+"""Operators whose gradient a gate does not ask for. DTensor refuses the backward of `prod`."""
 
 ALONG_STRIDED: tuple[tuple[str, Arguments], ...] = (
     ("sum", (("dim", 0),)), ("mean", (("dim", 0),)), ("amax", (("dim", 0),)), ("softmax", (("dim", 0),)),
