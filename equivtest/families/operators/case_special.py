@@ -61,7 +61,7 @@ ROWS = (
     ),
     chooses("round to decimals", torch.round, numbers("decimals", -1), rounds=True),
     chooses("equal", _equal, pairs()),
-    chooses("histc", torch.histc, each(bins=4, min=-4.0, max=4.0), rounds=True),
+    chooses("histc", torch.histc, either(each(bins=4, min=-4.0, max=4.0), each(bins=4)), rounds=True),
     chooses(
         "to",
         lambda x, dtype: x.to(dtype=getattr(torch, dtype), copy=True),
