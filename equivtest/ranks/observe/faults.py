@@ -9,6 +9,7 @@ _new_process_group_helper (2.13.0).
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -96,7 +97,12 @@ def called() -> tuple[Collective, ...] | None:
 
 
 def register(backend: str, device: str) -> str:
-    """Registers `FaultyGroup` with torch. Returns the name for init_process_group."""
+    """Registers `FaultyGroup` with torch. Returns the name for init_process_group.
+
+    torch's flight recorder is off: torch 2.15.0 attaches the recorder to each group with devices, and raises for a
+    Python subclass of ProcessGroup (`_maybe_attach_flight_recorder` of distributed_c10d.py).
+    """
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
 
     def make(options: Any, _: object) -> FaultyGroup:
         return FaultyGroup(backend, options)
