@@ -3,9 +3,9 @@
 Derived here, for the transform of n numbers z, and for S, the sum of |Re z| + |Im z|. An algorithm of Cooley and Tukey
 has one pass for each factor r of n. A pass multiplies complex numbers by constants of size 1, which are rounded
 themselves, and adds r such products. So each real part and each imaginary part has at most 2 r + 8 roundings of numbers
-whose sizes add up to S at most. Later passes add these errors without making them larger, and an error of a complex
-number is at most twice that of its parts. 2 r + 8 is at most 6 r, and the factors add up to n at most, so all passes
-together have at most 12 n roundings of S.
+whose sizes add up to S at most. Later passes add these errors without making them larger. The error of a complex number
+is at most the sum of the errors of its two parts. 2 r + 8 is at most 6 r, and the factors add up to n at most, so all
+passes together have at most 12 n roundings of S.
 
 A transform of n real numbers may be a transform of n / 2 complex numbers with one more pass, which adds two numbers and
 may enlarge earlier errors by sqrt(2). 12 (n / 2) sqrt(2) is less than 12 n, and the pass itself has at most 24

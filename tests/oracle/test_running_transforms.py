@@ -47,7 +47,7 @@ TRANSFORMS: dict[str, Transform] = {
 
 
 def run(transform: Transform, x: torch.Tensor) -> list[torch.Tensor]:
-    """The result and the gradient of x, with the cotangent 1, 2, 3, ..."""
+    """Returns the result and the gradient of x, with the cotangent 1, 2, 3, ..."""
     x = x.requires_grad_()
     result = transform(x)
     cotangent = (1.0 + torch.arange(result.numel(), dtype=result.dtype)).reshape(result.shape)
@@ -63,7 +63,7 @@ def bounds(transform: Transform, x: torch.Tensor) -> list[Bounded]:
 
 
 def margin(right: Bounded, actual: torch.Tensor) -> float:
-    """The largest error, of what the bound allows."""
+    """Returns the largest error, divided by the error that the bound allows."""
     error = (actual.double() - right.value).abs()
     return float(torch.where(error == 0, 0.0, error / right.allowed).max())
 
@@ -104,11 +104,35 @@ def test_copy_of_complex_numbers_rounds_nothing() -> None:
     with mode:
         source = torch.view_as_complex(exact)
         copied = torch.view_as_real(torch.empty_like(source).copy_(source))
-        spread = torch.view_as_real(torch.empty_like(source).copy_(source[:1]))
+        spread = torch.view_as_real(torch.ops.aten.copy(source, source[:1]))
     assert isinstance(copied, Ranged) and isinstance(spread, Ranged)
 
     assert not copied.error.any() and copied.value.equal(x)
     assert spread.value.equal(x[:1].expand(3, 4, 2))
+
+
+def test_copy_of_complex_numbers_into_real_ones_has_no_bound() -> None:
+    mode = RunningError(arithmetic_of("float32"), ranks=1)
+    exact = mode.exactly(drawn(3, 4))
+    with mode, pytest.raises(InexactData, match="no bound is known for copy_ of complex numbers"):
+        torch.empty_like(exact[..., 0]).copy_(torch.view_as_complex(exact))
+
+
+def test_transform_along_no_dims_rounds_nothing() -> None:
+    x, mode = drawn(3, 4), RunningError(arithmetic_of("float32"), ranks=1)
+    exact = mode.exactly(x)
+    with mode:
+        found = torch.view_as_real(torch.fft.fftn(torch.view_as_complex(exact), dim=()))
+    assert isinstance(found, Ranged)
+
+    assert found.value.equal(x) and not found.error.any()
+
+
+def test_transform_of_a_constant_is_a_constant() -> None:
+    with RunningError(arithmetic_of("float32"), ranks=1):
+        found = torch.fft.rfft(torch.full((4,), 0.5))
+
+    assert isinstance(found, Ranged) and found.origin.is_constant
 
 
 def test_padding_of_complex_numbers_has_a_complex_value() -> None:

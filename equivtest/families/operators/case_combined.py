@@ -88,7 +88,7 @@ def _transform(name: str, *, of_pairs: bool, to_pairs: bool) -> Call:
     return transformed
 
 
-def _transformed(*, of_pairs: bool, to_pairs: bool, several: bool) -> Form:
+def _dims_and_norms(*, of_pairs: bool, to_pairs: bool, several: bool) -> Form:
     """Returns a form with signatures of each dim and each normalization, and of more and fewer elements."""
 
     def form(shape: Shape) -> Signatures:
@@ -170,7 +170,7 @@ ROWS = (
         rounded(
             f"fft.{name} {'of' if of_pairs else 'to'} complex numbers",
             _transform(name, of_pairs=of_pairs, to_pairs=to_pairs),
-            _transformed(of_pairs=of_pairs, to_pairs=to_pairs, several=name.endswith("n")),
+            _dims_and_norms(of_pairs=of_pairs, to_pairs=to_pairs, several=name.endswith("n")),
             num_dims=(2,),
         )
         for name, of_pairs, to_pairs in TRANSFORMS

@@ -270,12 +270,13 @@ def _on_two_axes(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
     twice sharded operand has the same dim sharded on both axes.
     """
     on_axes = list[OperatorCase]()
-    for case in (case for case in calls if case.operator in OF_EACH_KIND):
-        texts, ways = [text for (text,) in case.placements], list[list[Placements]]()
+    for case in calls:
+        if case.operator not in OF_EACH_KIND or not (_has(case, "partial") or _has(case, "shard")):
+            continue
+        texts = [text for (text,) in case.placements]
+        ways: list[list[Placements]] = [[(text, text) for text in texts]]
         if _has(case, "partial"):
             ways = [[(text, "replicate") for text in texts], [("replicate", text) for text in texts]]
-        elif _has(case, "shard"):
-            ways = [[(text, text) for text in texts]]
         on_axes += [replace(case, world_size=4, mesh=(2, 2), placements=tuple(way), cotangents=()) for way in ways]
     return list(dict.fromkeys(on_axes + _sharded_on_two_axes(calls)))
 

@@ -67,7 +67,7 @@ def _features(signature: Signature) -> frozenset[object]:
         *(tuple(map(len, shapes)), alike, ("single", *single), names_single, without_dims, ("repeats", *repeats)),
         *(("shorter",) if shorter else ()),
     )
-    places = [(place, *how) for place, _, *how in places_of(signature).values()]  # each named dim has some call
+    places = [(place, *how) for place, _, *how in places_of(signature).values()]  # a form has calls of all its dims
     return frozenset((*signature.arguments, *facts, *_named_in(signature), *signs_of(signature), *places))
 
 

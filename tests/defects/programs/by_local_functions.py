@@ -32,7 +32,7 @@ _WHY = "one rank has all rows, and each of two must have as many as the other"
 @wrong("a reduction missing in the backward", _SMALLEST, _WHY, claim="gradients_equal_unsharded")
 @argument_of(run_module)
 def weight_learns_from_own_rows(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """The gradient of the weight lies as the weight does, so each rank keeps the gradient of its own rows."""
+    """local_map takes the gradient of the weight for replicated, so each rank keeps its share of the gradient."""
     by_rows(module, mesh).__class__ = _OwnGradient
     return module
 
