@@ -219,7 +219,15 @@ BLIND_THIRD: dict[str, WrongRule] = {
 }  # fmt: skip
 """Planted by a third author, who had read no case. `plain_blind_training_3` shows each rule."""
 
-WRONG = FIRST | LATER | BLIND | BLIND_AGAIN | BLIND_THIRD
+OF_OPTIONS: dict[str, WrongRule] = {
+    "options_of_the_first_group": WrongRule("each group of a flat state gets the options of the first group", "training", f"{STATE}state_dict:_unflatten_optim_state_dict", "pg_state[-1][_PARAMS])[0]", "pg_state[0][_PARAMS])[0]", "pytorch 139575"),
+    "state_of_rank_0_not_sent": WrongRule("a state that rank 0 alone has is loaded there alone", "training", "torch.distributed._state_dict_utils:_broadcast_tensors", "dist.broadcast(tensors[0], src=0, group=pg)", "pass", "pytorch 125177"),
+    "whole_state_not_distributed": WrongRule("a whole state that each rank has is left out", "training", "torch.distributed._state_dict_utils:_distribute_state_dict", "elif isinstance(local_state, DTensor):", "elif True:\n                continue\n            elif isinstance(local_state, DTensor):", "pytorch 126950"),
+    "parameters_left_behind": WrongRule("set_state_dict loads the state of the optimizer alone", "training", f"{STATE}state_dict:set_state_dict", "optim_only=not model_state_dict", "optim_only=True", "pytorch 157781"),
+}  # fmt: skip
+"""Of options that no shipped property used until the lines of torch that a gate runs were counted."""
+
+WRONG = FIRST | LATER | BLIND | BLIND_AGAIN | BLIND_THIRD | OF_OPTIONS
 
 OF_OPTIMIZERS = ("ddp_mlp", "fsdp2_mlp", "sequence_parallel_mlp_trains", "token_mean_step", "every_optimizer")
 PROPERTIES: dict[str, tuple[str, ...]] = {

@@ -1,25 +1,62 @@
 """A step of training that resumes from the state of an earlier step, as after a restart of the job.
 
 Copies of the parameters are assigned, and the optimizer is made anew, with its groups of parameters in another order.
-Its state is then loaded by the names of the parameters.
+Its state is then loaded by the names of the parameters, in one of several forms.
 
-Source: torch.nn.Module.load_state_dict with `assign`, and get_optimizer_state_dict and set_optimizer_state_dict in
+Source: torch.nn.Module.load_state_dict with `assign`, and the functions and StateDictOptions of
 torch/distributed/checkpoint/state_dict.py (2.13.0).
 """
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from equivtest.programs.examples.plans import fully_sharded_by_layers
 from equivtest.programs.examples.token_mean import TokenMean
 
 NORM: dict[str, Any] = {"lr": 0.0625, "momentum": 0.25}
 OTHERS: dict[str, Any] = {"lr": 0.25, "momentum": 0.5}
+_WHOLE = StateDictOptions(full_state_dict=True)
+_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+FORMS = {
+    "shards": (StateDictOptions(), StateDictOptions()),
+    "whole": (_WHOLE, _WHOLE),
+    "rank 0": (
+        StateDictOptions(full_state_dict=True, cpu_offload=True),
+        StateDictOptions(full_state_dict=True, broadcast_from_rank0=True),
+    ),
+    "flat": (_FLAT, _FLAT),
+}
+"""Form of the optimizer's state -> options with which it is saved, and with which it is loaded.
+
+Each rank has its shards, the whole state, or shards in one flat dict; or rank 0 alone has the whole state.
+"""
+
+
+def resumable(block: Any, mesh: DeviceMesh, *, reshard_after_forward: bool, state: str, together: bool) -> nn.Module:
+    """Shards each layer, and the rest of the block.
+
+    Args:
+        state: The form of the optimizer's state, a name in `FORMS`.
+        together: Whether the parameters are saved and loaded with the optimizer's state. Otherwise copies of the
+            parameters are assigned. They always are if rank 0 alone has the state, because in set_state_dict the ranks
+            then wait for each other (finding 140).
+    """
+    block.form_of_state, block.loads_together = state, together and state != "rank 0"
+    return fully_sharded_by_layers(block, mesh, reshard_after_forward=reshard_after_forward)
 
 
 class Resumable(torch.optim.Optimizer):
@@ -29,7 +66,7 @@ class Resumable(torch.optim.Optimizer):
         inner: The optimizer that updates.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: Any) -> None:
         self.module = module
         self.inner = self.made(norm_first=False)
         super().__init__(self.inner.param_groups, {})
@@ -49,16 +86,32 @@ class Resumable(torch.optim.Optimizer):
         self.inner.zero_grad(set_to_none)
 
     def resume(self) -> None:
-        """Assigns copies of the parameters, spoils the earlier parameters, and loads the state into a new optimizer."""
-        state = get_optimizer_state_dict(self.module, self.inner)
-        earlier = list(self.module.parameters())
-        copies = {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
-        self.module.load_state_dict(copies, assign=True)
-        for parameter in earlier:
+        """Loads the parameters and the state into a new optimizer, after the earlier parameters are spoiled."""
+        saves, loads = FORMS[self.module.form_of_state]
+        if not self.module.loads_together:
+            state = get_optimizer_state_dict(self.module, self.inner, options=saves)
+            copies = {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
+            self.spoil()
+            self.module.load_state_dict(copies, assign=True)
+            self.inner = self.made(norm_first=True)
+            set_optimizer_state_dict(self.module, self.inner, state, options=loads)
+            return
+        parameters, state = get_state_dict(self.module, self.inner, options=saves)
+        parameters = copy.deepcopy(parameters)
+        self.spoil()
+        self.inner = self.made(norm_first=True)
+        set_state_dict(self.module, self.inner, model_state_dict=parameters, optim_state_dict=state, options=loads)
+
+    def spoil(self) -> None:
+        """Spoils the parameters, and clears their gradients, which a restarted job does not have.
+
+        While a parameter has a gradient, torch makes no state for a new optimizer (`_init_optim_state`). So it has no
+        place for a flat or a whole state.
+        """
+        for parameter in self.module.parameters():
             assert isinstance(parameter, DTensor)
             parameter.to_local().detach().fill_(torch.nan)
-        self.inner = self.made(norm_first=True)
-        set_optimizer_state_dict(self.module, self.inner, state)
+            parameter.grad = None
 
 
 class Resumed(TokenMean):

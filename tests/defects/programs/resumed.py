@@ -15,7 +15,8 @@ wrong = Replacing("module")
 _TWO_ROWS = ModuleCase(
     world_size=2,
     build="equivtest.programs.examples.next_token:next_token",
-    parallelize="equivtest.programs.examples.plans:fully_sharded_by_layers(reshard_after_forward=True)",
+    parallelize="equivtest.programs.examples.resumed:resumable("
+    "reshard_after_forward=True, state='shards', together=False)",
     inputs=(("ids", "ids(7)", ("batch", "seq")), ("targets", "targets(7, -100)", ("batch", "seq"))),
     sizes=(("batch", 2), ("seq", 2)),
     batch=PARTS_OF_WHOLE,
