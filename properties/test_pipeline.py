@@ -12,7 +12,9 @@ from equivtest.programs.inputs import real
 
 PIPELINE = "equivtest.programs.examples.pipeline"
 
-# Five schedules of torch with both kinds of loss.  In 16 bits the bounds are too wide for a conclusion.
+SCHEDULES = ("GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+
+# The schedules of torch with both kinds of loss.  In 16 bits the bounds are too wide for a conclusion.
 pipelined_step = module_property(
     f"{PIPELINE}:chain",
     f"{PIPELINE}_plan:pipelined",
@@ -22,7 +24,8 @@ pipelined_step = module_property(
     options={
         "takes_mean": (True, False),
         "infers": (False, True),
-        "schedule": ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"),
+        "evaluates": (False, True),
+        "schedule": SCHEDULES,
     },
     optimizer="equivtest.programs.examples.mixture:sgd",
     step=f"{PIPELINE}_plan:scheduled",
@@ -42,7 +45,7 @@ sharded_pipelined_step = module_property(
     options={
         "counts": (False, True),
         "dim": (0, 1),
-        "schedule": ("1F1B", "Interleaved1F1B", "ZBVZeroBubble"),
+        "schedule": ("1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"),
     },
     optimizer="equivtest.programs.examples.mixture:sgd",
     step=f"{PIPELINE}_plan:sharded_scheduled",

@@ -224,6 +224,8 @@ OF_OPTIONS: dict[str, WrongRule] = {
     "state_of_rank_0_not_sent": WrongRule("a state that rank 0 alone has is loaded there alone", "training", "torch.distributed._state_dict_utils:_broadcast_tensors", "dist.broadcast(tensors[0], src=0, group=pg)", "pass", "pytorch 125177"),
     "whole_state_not_distributed": WrongRule("a whole state that each rank has is left out", "training", "torch.distributed._state_dict_utils:_distribute_state_dict", "elif isinstance(local_state, DTensor):", "elif True:\n                continue\n            elif isinstance(local_state, DTensor):", "pytorch 126950"),
     "parameters_left_behind": WrongRule("set_state_dict loads the state of the optimizer alone", "training", f"{STATE}state_dict:set_state_dict", "optim_only=not model_state_dict", "optim_only=True", "pytorch 157781"),
+    "evaluated_with_a_backward": WrongRule("a schedule runs the backward when it evaluates", "training", f"{PIPELINES}schedules:_PipelineSchedule.eval", "self._has_backward = False", "pass", "pytorch 127946"),
+    "overlapped_without_weights": WrongRule("DualPipeV leaves out weights' gradients of overlapped micro-batches", "training", f"{PIPELINES}schedules:ScheduleDualPipeV._calculate_single_rank_operations", "_Action(backward_stage, FULL_BACKWARD, backward_mb)", "_Action(backward_stage, BACKWARD_INPUT, backward_mb)", "pytorch 159591"),
 }  # fmt: skip
 """Of options that no shipped property used until the lines of torch that a gate runs were counted."""
 

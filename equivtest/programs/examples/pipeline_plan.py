@@ -18,7 +18,7 @@ NUM_MICRO_BATCHES = 8
 """The largest number of micro-batches. A batch with fewer rows has a micro-batch for each row."""
 ONE_STAGE = ("GPipe", "1F1B")
 """Schedules in which each rank has one stage. In all other schedules each rank has two stages."""
-BACK_AND_FORTH = ("ZBVZeroBubble",)
+BACK_AND_FORTH = ("ZBVZeroBubble", "DualPipeV")
 """Schedules in which the first rank has the first stage and the last stage."""
 
 
@@ -46,14 +46,25 @@ class Pipeline(nn.Module):
         counts: True if the loss function takes the number of rows of the batch, and divides by it. Then the losses of
             the micro-batches are added up.
         dim: The dim of the rows in tensors between stages.
+        evaluates: True if the schedule also evaluates the batch, without a backward, before each step, and the output
+            is that of the evaluation. A schedule of `BACK_AND_FORTH` raises if it evaluates (finding 141).
         schedule: Made in the first step.
     """
 
     def __init__(
-        self, chain: Chain, mesh: DeviceMesh, schedule: str, *, infers: bool, counts: bool = False, dim: int = 0
+        self,
+        chain: Chain,
+        mesh: DeviceMesh,
+        schedule: str,
+        *,
+        infers: bool,
+        counts: bool = False,
+        dim: int = 0,
+        evaluates: bool = False,
     ) -> None:
         super().__init__()
         self.mesh, self.name, self.infers, self.counts, self.dim = mesh, schedule, infers, counts, dim
+        self.evaluates = evaluates and schedule not in BACK_AND_FORTH
         self.whole_loss, self.takes_mean = chain.loss, chain.takes_mean and not counts
         self.layers = nn.ModuleDict()
         self.stages: dict[int, Stage] = {}
@@ -112,8 +123,8 @@ def stages_of(rank: int, num_ranks: int, schedule: str) -> tuple[int, ...]:
     return (rank, 2 * num_ranks - 1 - rank) if schedule in BACK_AND_FORTH else (rank, num_ranks + rank)
 
 
-def pipelined(chain: Chain, mesh: DeviceMesh, *, schedule: str, infers: bool) -> nn.Module:
-    return Pipeline(chain, mesh, schedule, infers=infers)
+def pipelined(chain: Chain, mesh: DeviceMesh, *, schedule: str, infers: bool, evaluates: bool = False) -> nn.Module:
+    return Pipeline(chain, mesh, schedule, infers=infers, evaluates=evaluates)
 
 
 def sharded_pipelined(chain: Chain, mesh: DeviceMesh, *, schedule: str, counts: bool, dim: int) -> nn.Module:
@@ -139,7 +150,10 @@ def scheduled(
     inputs = (x,) if module.is_first else ()
     target = {"target": batch["weights"], "losses": losses} if module.is_last else {}
     counts = {"loss_kwargs": {"num_rows": len(batch["x"])}} if module.counts else {}
+    evaluated = module.schedule.eval(*inputs, **target, **counts) if module.evaluates else None
+    losses.clear()
     merged = module.schedule.step(*inputs, **target, **counts)
+    merged = evaluated if module.evaluates else merged
     optimizer.step()
     results = {"loss": x.new_zeros(()), "output": torch.zeros_like(batch["x"])}
     if module.is_last:
