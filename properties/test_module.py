@@ -158,6 +158,33 @@ fully_sharded_block_by_switches = module_property(
     },
 )
 
+ADJUSTED = "equivtest.programs.examples.adjusted:"
+
+fully_sharded_block_by_calls = module_property(
+    BUILD,
+    f"{ADJUSTED}fully_sharded_by_calls",
+    x_shapes=ROWS,
+    options={
+        "collectives": ("default", "allocated", "own"),
+        "parameters": ("default", "restored", "in two"),
+        "from_the_end": (False, True),
+    },
+)
+
+# Ranks with an even number of rows do not run a layer.
+fully_sharded_block_with_unused_layer = module_property(
+    f"{ADJUSTED}sometimes_gated",
+    f"{ADJUSTED}fully_sharded_with_unused_layer",
+    x_shapes=ROWS,
+    options={"together": (False, True), "num_buffers": (1, 2)},
+)
+
+fully_sharded_blocks_in_one_context = module_property(
+    "equivtest.programs.examples.gated:two_blocks",
+    f"{ADJUSTED}fully_sharded_in_one_context",
+    x_shapes=((2, 2), (4, 2), (5, 2)),
+)
+
 NARROW = "equivtest.programs.examples.narrow:narrow_block"
 WITH_CASTS = "equivtest.programs.examples.narrow:fully_sharded_with_casts"
 
@@ -187,14 +214,50 @@ fully_sharded_block_from_rank_0 = module_property(
     BUILD, f"{FULLY_SHARDED}_from_rank_0", x_shapes=((2, 2), (3, 2), (5, 2), (4, 3, 2)), needs_world=True
 )
 
+WHOLE_MESH = "equivtest.programs.examples.whole_mesh:"
+DATA = ("shards", "replicas", "both")
+
+
+def on_two_axes(parallelize: str) -> ModuleCase:
+    """Returns a case in which ranks along both axes divide the parameters."""
+    return ModuleCase(
+        world_size=4,
+        mesh=(2, 2),
+        axes=("dp", "tp"),
+        build="equivtest.programs.examples.gated:scaled_block",
+        parallelize=f"{WHOLE_MESH}{parallelize}",
+        x_shape=(4, 2, 2),
+        batch="mean of parts",
+    )
+
+
 # The gradients of the scale, as of a norm's weight, are partial along 'tp' when FSDP2 reduces them along 'dp'.
 fully_sharded_sequence_parallel_block = module_property(
     "equivtest.programs.examples.gated:scaled_block",
-    "equivtest.programs.examples.plans:sharded_sequence_parallel",
+    f"{WHOLE_MESH}sequence_and_data_parallel",
     x_shapes=((4, 2, 2), (4, 3, 2), (7, 2, 2)),
     axes=("dp", "tp"),
     batch="mean of parts",
+    options={"data": DATA, "separates": (False, True)},
+    examples=[on_two_axes("sequence_and_data_parallel(data='shards', separates=True)")],
     conclusive_dtypes=("float32", "float64"),  # too many digits for 16 bits
+)
+
+# All ranks along 'dp' have the same number of rows.
+fully_sharded_block_on_named_axes = module_property(
+    "equivtest.programs.examples.gated:scaled_block",
+    f"{WHOLE_MESH}parallel_on_named_axes",
+    x_shapes=((4, 2, 2), (4, 3, 2)),
+    axes=("dp", "tp"),
+    world_sizes=(2, 4),
+    batch="mean of parts",
+    options={"data": DATA},
+    examples=[on_two_axes("parallel_on_named_axes(data='shards')")],
+    conclusive_dtypes=("float32", "float64"),
+)
+
+replicated_block_by_layers = module_property(
+    BUFFERED, f"{WHOLE_MESH}replicated_by_layers", x_shapes=((2, 2), (5, 2), (4, 3, 2))
 )
 
 EVEN = "equivtest.programs.examples.gated:even_block"

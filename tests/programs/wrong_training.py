@@ -219,13 +219,41 @@ BLIND_THIRD: dict[str, WrongRule] = {
 }  # fmt: skip
 """Planted by a third author, who had read no case. `plain_blind_training_3` shows each rule."""
 
+COLLECTIVES, GROUP, PARAM = (
+    f"{FSDP2}_fsdp_collectives:",
+    f"{FSDP2}_fsdp_param_group:FSDPParamGroup.",
+    f"{FSDP2}_fsdp_param:FSDPParam.",
+)
+METHODS = f"{FSDP2}_fully_shard:FSDPModule."
+
 OF_OPTIONS: dict[str, WrongRule] = {
+    # state and pipelines
     "options_of_the_first_group": WrongRule("each group of a flat state gets the options of the first group", "training", f"{STATE}state_dict:_unflatten_optim_state_dict", "pg_state[-1][_PARAMS])[0]", "pg_state[0][_PARAMS])[0]", "pytorch 139575"),
     "state_of_rank_0_not_sent": WrongRule("a state that rank 0 alone has is loaded there alone", "training", "torch.distributed._state_dict_utils:_broadcast_tensors", "dist.broadcast(tensors[0], src=0, group=pg)", "pass", "pytorch 125177"),
     "whole_state_not_distributed": WrongRule("a whole state that each rank has is left out", "training", "torch.distributed._state_dict_utils:_distribute_state_dict", "elif isinstance(local_state, DTensor):", "elif True:\n                continue\n            elif isinstance(local_state, DTensor):", "pytorch 126950"),
     "parameters_left_behind": WrongRule("set_state_dict loads the state of the optimizer alone", "training", f"{STATE}state_dict:set_state_dict", "optim_only=not model_state_dict", "optim_only=True", "pytorch 157781"),
     "evaluated_with_a_backward": WrongRule("a schedule runs the backward when it evaluates", "training", f"{PIPELINES}schedules:_PipelineSchedule.eval", "self._has_backward = False", "pass", "pytorch 127946"),
     "overlapped_without_weights": WrongRule("DualPipeV leaves out weights' gradients of overlapped micro-batches", "training", f"{PIPELINES}schedules:ScheduleDualPipeV._calculate_single_rank_operations", "_Action(backward_stage, FULL_BACKWARD, backward_mb)", "_Action(backward_stage, BACKWARD_INPUT, backward_mb)", "pytorch 159591"),
+    # collectives
+    "memory_of_no_collective": WrongRule("a custom reduction gets a buffer that it has not allocated", "fsdp2", f"{COLLECTIVES}foreach_reduce", "reduce_output = reduce_scatter_comm.allocate(", "reduce_output = torch.empty(", "pytorch 155189"),
+    "allocated_in_default_dtype": WrongRule("the process group's buffers have the default dtype", "fsdp2", f"{COLLECTIVES}ProcessGroupAllocMixin.allocate", "torch.empty(*size, dtype=dtype,", "torch.empty(*size,", "pytorch 157487"),
+    "reduced_over_the_world": WrongRule("the separate group of reductions has all ranks of the world", "fsdp2", f"{GROUP}_set_separate_reduce_scatter_group", "dist.get_process_group_ranks(mesh_info.shard_process_group)", "range(dist.get_world_size())", "pytorch 186335"),
+    "released_by_one_module": WrongRule("set_reshard_after_forward ignores recurse", "fsdp2", f"{METHODS}set_reshard_after_forward", "list(self_module.modules()) if recurse else [self_module]", "[self_module]", "pytorch 149103"),
+    "zeros_of_one_module": WrongRule("set_reduce_scatter_unused_params ignores recurse", "fsdp2", f"{METHODS}set_reduce_scatter_unused_params", "list(self_module.modules()) if recurse else [self_module]", "[self_module]", "pytorch 170667"),
+    # parameters
+    "gathered_too_late": WrongRule("unshard returns before the parameters are gathered", "fsdp2", f"{METHODS}unshard", "handle.wait()", "pass", "pytorch 132978"),
+    "shards_before_conversion": WrongRule("after a conversion the earlier shards are gathered", "fsdp2", f"{PARAM}reset_sharded_param", "self._sharded_param_data = local_tensor.view(-1)", "pass", "pytorch 132978"),
+    "dim_stays_negative": WrongRule("a negative dim of shard_placement_fn stays negative", "fsdp2", f"{PARAM}_init_sharded_param", "elif fsdp_placement.dim < 0:", "elif False:", "pytorch 137496"),
+    "gathered_once": WrongRule("an extension makes the parameter of the first gather only", "fsdp2", f"{PARAM}init_unsharded_param", 'if not hasattr(inner_tensor, "fsdp_post_all_gather"):', "if True:", "pytorch 137005"),
+    "dtype_of_first_part": WrongRule("parts of different dtypes are gathered in the dtype of the first", "fsdp2", f"{COLLECTIVES}_get_all_gather_input_metadatas", "all_gather_dtype = torch.uint8", "pass", "pytorch 137005"),
+    "incomplete_group_released": WrongRule("a group whose forward ran in part is not gathered in the backward", "fsdp2", f"{FSDP2}_fsdp_state:FSDPState._force_complete_incomplete_states", "output = state._register_pre_backward_hook(output)", "pass", "pytorch 180428"),
+    # beside tensor parallelism
+    "replicas_after_shards": WrongRule("HSDP beside tensor parallelism takes the axis of the replicas for that of the shards", "fsdp2", f"{PARAM}_init_sharding_spec_tp", "(Replicate(),) + dp_shard_tp_placement", "dp_shard_tp_placement[:1] + (Replicate(),) + dp_shard_tp_placement[1:]", "pytorch 133335"),
+    "replicas_called_shards": WrongRule("replicas beside tensor parallelism are declared as shards", "fsdp2", f"{PARAM}_init_sharding_spec_tp", "Replicate(),\n", "fsdp_placement,\n", "pytorch 133335"),
+    "replicas_not_reduced": WrongRule("replicas without shards are not reduced", "fsdp2", f"{COLLECTIVES}foreach_reduce", "if all_reduce_group is not None:  #", "if all_reduce_group is not None and reduce_scatter_group is not None:  #", "pytorch 160135"),
+    "partial_on_named_axes": WrongRule("on named axes, gradients that are partial over tensor parallel ranks stay so", "fsdp2", f"{PARAM}_get_grad_inner_tensor", "grad = grad.redistribute(placements=target_placements)", "pass", "pytorch 176334"),
+    "reduced_twice_on_named_axes": WrongRule("on named axes, gradients are added up before they are averaged", "fsdp2", f"{PARAM}_get_grad_inner_tensor", "grad.placements[i] if i in self._dp_dim_indices else placements[i]", "placements[i]", "pytorch 176334"),
+    "named_axes_in_order": WrongRule("on named axes, rows of both axes are joined without interleaving", "fsdp2", f"{PARAM}_init_sharding_spec_spmd", "_StridedShard(shard_dim, split_factor=sf) if sf > 1 else fsdp_placement", "fsdp_placement", "pytorch 176334"),
 }  # fmt: skip
 """Of options that no shipped property used until the lines of torch that a gate runs were counted."""
 
@@ -239,6 +267,7 @@ PROPERTIES: dict[str, tuple[str, ...]] = {
     "fsdp2": (
         "fsdp2_mlp", "fsdp2_mixed_mlp", "fsdp2_tp_mlp", "hsdp_mlp", "fully_sharded_block", "fully_sharded_block_by_layers",
         "fully_sharded_sequence_parallel_block", "token_mean_step", "resumed_step", "fully_sharded_block_by_switches", "fully_sharded_block_with_casts", "fully_sharded_sequence_parallel_block_from_state",
+        "fully_sharded_block_by_calls", "fully_sharded_block_with_unused_layer", "fully_sharded_blocks_in_one_context", "fully_sharded_block_on_named_axes", "replicated_block_by_layers",
     ),
     "parallel": (
         "colwise_linear", "colwise_embedding", "sequence_parallel_mlp", "sequence_parallel_mlp_trains", "fsdp2_tp_mlp",

@@ -105,11 +105,15 @@ class Fsdp2Run(DataParallelRun):
         self.parallel = self.shard_together(model, mesh)
         return model
 
+    @property
+    def reshards_at_first(self) -> bool:
+        return self.case.reshards
+
     def shard_together(self, modules: Any, mesh: DeviceMesh) -> FSDPModule:
         sharded: FSDPModule = fully_shard(
             modules,
             mesh=mesh,
-            reshard_after_forward=self.case.reshards,
+            reshard_after_forward=self.reshards_at_first,
             shard_placement_fn=self.placement,
             mp_policy=self.policy(),
         )

@@ -43,8 +43,14 @@ class HsdpRun(Fsdp2Run):
     def __init__(self, case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> None:
         super().__init__(case, named_mesh(mesh.device_type, case.mesh_shape, ("replicate", "shard")), given)
 
+    @property
+    def reshards_at_first(self) -> bool:
+        """The opposite of the case, so that only `set_reshard_after_forward` makes the case's collectives."""
+        return not self.case.reshards
+
     def build(self) -> nn.Module:
         model, case = super().build(), self.case
+        self.parallel.set_reshard_after_forward(case.reshards)
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 if case.adds_only:

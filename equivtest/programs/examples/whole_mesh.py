@@ -1,0 +1,131 @@
+"""Data parallelism of FSDP2 beside sequence parallelism: parameters are sharded, replicated, or both.
+
+Source: fully_shard and replicate_with_fsdp.replicate; DataParallelMeshDims in _fully_shard/_fsdp_api.py,
+_init_sharding_spec_tp and _init_sharding_spec_spmd in _fsdp_param.py (torch 2.13.0).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import DataParallelMeshDims, fully_shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module, distribute_tensor
+
+from equivtest.programs.examples.gated import ScaledBlock
+from equivtest.programs.examples.plans import sequence_parallel
+
+DATA = ("replicas", "shards")
+AXES = (*DATA, "tp")
+NAMED = {
+    "shards": DataParallelMeshDims(shard="dp"),
+    "replicas": DataParallelMeshDims(replicate="dp"),
+    "both": DataParallelMeshDims(shard="shards", replicate="replicas"),
+}
+WHOLE, ROWS, TOKENS = Replicate(), Shard(0), Shard(1)
+DIVIDED = {"gate.weight": Shard(0), "up.weight": Shard(0), "down.weight": Shard(1)}
+"""Parameters that are divided along 'tp'. Each rank has all other parameters as a whole."""
+
+
+def sequence_and_data_parallel(block: ScaledBlock, mesh: DeviceMesh, *, data: str, separates: bool) -> nn.Module:
+    """Divides tokens and hidden features along the axis 'tp' of the mesh, and applies FSDP2 along 'dp'.
+
+    Args:
+        data: What the ranks along 'dp' have of each parameter. If 'shards', each rank has a shard. If 'replicas', each
+            rank has the whole parameter. If 'both', half of an even number of ranks divide the parameter, and the
+            other half have the same shards.
+        separates: Whether shards of gradients are reduced on a separate process group. The option changes nothing if
+            the parameters are not sharded.
+    """
+    whole = {name: parameter.detach().clone() for name, parameter in block.named_parameters()}
+    parallel: Any = sequence_parallel(block, mesh["tp"], dim=1)
+    if data == "replicas":
+        replicate(parallel, mesh=mesh["dp"])
+        return block
+    fully_shard(parallel, mesh=three_axes(mesh)[DATA] if data == "both" else mesh["dp"])
+    if separates:
+        parallel.set_separate_reduce_scatter_group()
+    if data == "both":
+        write(block, whole)
+    return block
+
+
+@torch.no_grad()
+def write(block: nn.Module, whole: dict[str, torch.Tensor]) -> None:
+    """Spoils all parameters, and writes each rank's part of the whole parameters by the placements that FSDP2 declares.
+
+    No judgement sees the placements on a mesh of three axes, because the case has two.
+    """
+    for name, parameter in cast("Any", block.named_parameters()):
+        axes = parameter.device_mesh
+        same = DTensor.from_local(whole[name], axes, [WHOLE] * axes.ndim, run_check=False)
+        parameter.fill_(torch.nan)
+        parameter.copy_(same.redistribute(placements=parameter.placements))
+
+
+def parallel_on_named_axes(block: ScaledBlock, mesh: DeviceMesh, *, data: str) -> nn.Module:
+    """Does the same with parameters that are DTensors on the whole mesh. FSDP2 gets the names of its axes."""
+    whole = {name: parameter.detach().clone() for name, parameter in block.named_parameters()}
+    mesh = three_axes(mesh) if data == "both" else mesh
+    fully_shard(sequence_parallel_on(block, mesh), mesh=mesh, dp_mesh_dims=NAMED[data])
+    if data == "both":
+        write(block, whole)
+    return block
+
+
+def replicated_by_layers(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Replicates each layer, and then the whole block. Each rank has the whole parameters."""
+    for part in (*block.children(), block):
+        replicate(part, mesh=mesh)
+    return block
+
+
+def three_axes(mesh: DeviceMesh) -> DeviceMesh:
+    return _three_axes(mesh.device_type, tuple(mesh.shape))
+
+
+@cache
+def _three_axes(device_type: str, shape: tuple[int, int]) -> DeviceMesh:
+    """Returns the mesh of the whole world on which the first axis is divided in two."""
+    num_replicas = 1 if shape[0] % 2 else 2
+    return init_device_mesh(device_type, (num_replicas, shape[0] // num_replicas, shape[1]), mesh_dim_names=AXES)
+
+
+def sequence_parallel_on(block: ScaledBlock, mesh: DeviceMesh) -> nn.Module:
+    """Divides the tokens outside of the layers and the hidden features inside, with DTensors on the whole mesh.
+
+    The block takes and returns this rank's rows. All ranks must have the same number of rows, because torch refuses
+    linear layers of a DTensor whose rows are divided unevenly.
+    """
+    rows = (ROWS,) * (mesh.ndim - 1)
+    whole = (WHOLE,) * (mesh.ndim - 1)
+
+    def partition(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        for own, parameter in list(module.named_parameters(recurse=False)):
+            placements = (*whole, DIVIDED.get(f"{name}.{own}", WHOLE))
+            divided = distribute_tensor(parameter, mesh, placements)
+            module.register_parameter(own, nn.Parameter(divided, requires_grad=parameter.requires_grad))
+
+    def take(module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+        (x,) = inputs
+        return DTensor.from_local(x, mesh, (*rows, WHOLE)).redistribute(placements=(*rows, TOKENS))
+
+    def give(module: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
+        return output.redistribute(placements=(*rows, WHOLE)).to_local()
+
+    for layer in (block.gate, block.up):
+        moved(layer, before=(*rows, WHOLE))
+    moved(block.down, after=(*rows, TOKENS))
+    return distribute_module(block, mesh, partition, take, give)
+
+
+def moved(layer: nn.Module, before: tuple[Placement, ...] = (), after: tuple[Placement, ...] = ()) -> None:
+    """Redistributes the input of a layer, or its output."""
+    if before:
+        layer.register_forward_pre_hook(lambda _, inputs: inputs[0].redistribute(placements=before))
+    if after:
+        layer.register_forward_hook(lambda _, inputs, output: output.redistribute(placements=after))
