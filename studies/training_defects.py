@@ -20,7 +20,17 @@ from equivtest.property import Property, resolved
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from tests.gate import cases_of, in_turns, known_in, rejects
-from tests.programs.wrong_training import BLIND, BLIND_AGAIN, BLIND_THIRD, FIRST, LATER, PROPERTIES, WRONG, planted
+from tests.programs.wrong_training import (
+    BLIND,
+    BLIND_AGAIN,
+    BLIND_THIRD,
+    FIRST,
+    LATER,
+    OF_OPTIONS,
+    PROPERTIES,
+    WRONG,
+    planted,
+)
 
 GREEN = "GREEN"
 
@@ -65,6 +75,7 @@ def main(names: list[str]) -> None:
         "Rules that were planted afterwards by an author who had read no case": BLIND,
         "Rules that were planted later by another author who had read no case": BLIND_AGAIN,
         "Rules that were planted last by a third author who had read no case": BLIND_THIRD,
+        "Rules that were planted together with options that reach them": OF_OPTIONS,
     }
     with Pool() as pool:
         for title, batch in batches.items():
