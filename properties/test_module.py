@@ -114,7 +114,7 @@ data_parallel_block = module_property(
 
 OWN_COPIES = "equivtest.programs.examples.own_copies:data_parallel_by_own_copies"
 
-# Tensors that are not broadcast, and a gradient that is reduced late, which torch can do in float32 only (finding 142).
+# Tensors that are not broadcast, and a gradient that is reduced late, which torch can do in float32 only (finding 147).
 data_parallel_block_by_own_copies = module_property(
     BUFFERED,
     OWN_COPIES,

@@ -362,7 +362,7 @@ def functional_all_to_all_inplace(room: Room, call: Call, own: torch.Tensor) -> 
 
 
 def functional_permute_tensor(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Sends each part to a rank by a separate call. It takes tensors of one dim, and no name (finding 143)."""
+    """Sends each part to a rank by a separate call. It takes tensors of one dim, and no name (finding 148)."""
     mine, ranks, group = parts(room, own), room.ranks, room.group if room.case.group_form == "name" else place(room)
     outputs = [
         functional.permute_tensor(
@@ -374,7 +374,7 @@ def functional_permute_tensor(room: Room, call: Call, own: torch.Tensor) -> Begu
 
 
 def functional_batch_p2p_ops_inplace(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Sends and receives in one call. `isend_inplace` and `irecv_inplace` are left out: see finding 143."""
+    """Sends and receives in one call. `isend_inplace` and `irecv_inplace` are left out: see finding 148."""
     mine, outputs = parts(room, own), empties(room, first(room, own))
     outputs[room.rank].copy_(mine[room.rank])
     peers = [rank for rank in range(room.ranks) if rank != room.rank]

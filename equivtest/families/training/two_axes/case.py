@@ -64,7 +64,7 @@ class TwoAxisCase(DataParallelCase):
         )
         require(
             self.style != "ddp_tp" or self.wrapper == "mesh",
-            f"ddp_tp needs wrapper='mesh', because a composable module gives its parameters no gradient (finding 140), "
+            f"ddp_tp needs wrapper='mesh', because a composable module gives its parameters no gradient (finding 145), "
             f"got {self.wrapper!r}",
         )
         require(

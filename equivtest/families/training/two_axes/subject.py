@@ -113,7 +113,7 @@ class Fsdp2TpRun(TensorParallelRun, Fsdp2Run):
 class DdpTpRun(TensorParallelRun, DdpRun):
     """The parameters are the plain local tensors into which DistributedDataParallel turns the DTensors.
 
-    After the first forward the module has no parameters. See finding 140.
+    After the first forward the module has no parameters. See finding 145.
     """
 
     def build(self) -> nn.Module:
