@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from equivtest.base.limits import DTYPES
 from equivtest.cases.values.special import NUM_SPECIAL
-from equivtest.families.collectives.case import BUNDLES, CALLS, WAITS, CollectivesCase
+from equivtest.families.collectives.case import BUNDLES, CALLS, GROUP_FORMS, WAITS, CollectivesCase
 from equivtest.families.collectives.strategy import collectives_cases
 from equivtest.property import Property
 from equivtest.tensors import DTYPES as DTYPES_OF
@@ -44,6 +44,7 @@ def on_all_ranks() -> tuple[CollectivesCase, ...]:
             waits=WAITS[index % len(WAITS)],
             offset=OFFSETS[(ranks + number) % len(OFFSETS)],
             values=(("special", index % NUM_SPECIAL),),
+            group_form=GROUP_FORMS[index % len(GROUP_FORMS)],
         )
         for index, (ranks, number, calls) in enumerate(places)
     )
@@ -150,6 +151,17 @@ def on_many_ranks() -> tuple[CollectivesCase, ...]:
     )
 
 
+def in_groups() -> tuple[CollectivesCase, ...]:
+    """Returns functional collectives with each form of a group whose ranks have other numbers in the world."""
+    return tuple(
+        CollectivesCase(
+            world_size=2, members=(1, 2), collectives=names_of(bundle), numels=(2, 7), waits="async", group_form=form
+        )
+        for bundle in ("functional", "functional moves")
+        for form in GROUP_FORMS
+    )
+
+
 def names_of(bundle: str) -> tuple[str, ...]:
     return tuple(call.name for call in BUNDLES[bundle])
 
@@ -175,6 +187,7 @@ collectives = Property(
         *not_row_major(),
         *in_memory_of_before(),
         *on_many_ranks(),
+        *in_groups(),
     ),
     weight=2,
     shards=False,

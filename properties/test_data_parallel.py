@@ -83,7 +83,8 @@ def on_two_axes(style: str) -> tuple[TwoAxisCase, ...]:
         TwoAxisCase(
             world_size=4, mesh=(2, 2), dtype=dtype, style=style, leading=(2, 3), in_features=3,
             hidden_features=hidden, out_features=4, biases=BOTH, requires_grad=ALL, micro_batches=2,
-            use_local_output=hidden == 8, optimizer="sgd", steps=3, momentum=0.5, values=(("dense", 0), ("real", 1)),
+            use_local_output=hidden == 8, wrapper="mesh" if style == "ddp_tp" else "group",
+            optimizer="sgd", steps=3, momentum=0.5, values=(("dense", 0), ("real", 1)),
         )
         for dtype in DTYPES
         for hidden in (5, 8)
@@ -181,6 +182,16 @@ fsdp2_tp_mlp = Property(
     examples=(*on_two_axes("fsdp2_tp")[:4], five_rows("fsdp2_tp")),
     for_cells=on_two_axes("fsdp2_tp")[4:],
     weight=2,
+)
+
+ddp_tp_mlp = Property(
+    subject="ddp_tp_mlp",
+    statement="A perceptron under tensor parallelism on one axis and DDP on another trains as the unsharded one.",
+    source="torch/nn/parallel/distributed.py, argument device_mesh; torch/distributed/tensor/parallel/ddp.py (2.13.0)",
+    cases=partial(two_axis_cases, style="ddp_tp"),
+    claims=CLAIMS,
+    examples=on_two_axes("ddp_tp")[:4],
+    for_cells=on_two_axes("ddp_tp")[4:],
 )
 
 hsdp_mlp = Property(

@@ -112,6 +112,31 @@ data_parallel_block = module_property(
     ],
 )
 
+OWN_COPIES = "equivtest.programs.examples.own_copies:data_parallel_by_own_copies"
+
+# Tensors that are not broadcast, and a gradient that is reduced late, which torch can do in float32 only (finding 147).
+data_parallel_block_by_own_copies = module_property(
+    BUFFERED,
+    OWN_COPIES,
+    x_shapes=ROWS,
+    options={
+        "keeps": ("", "later buffers", "buffers", "all", "ignored", "gradients"),
+        "by_mesh": (False, True),
+        "buckets": ("one", "each", "first"),
+    },
+    examples=[
+        ModuleCase(
+            world_size=ranks,
+            members=members,
+            build=BUFFERED,
+            parallelize=f"{OWN_COPIES}(keeps='gradients', by_mesh={by_mesh}, buckets='one')",
+            x_shape=(4, 2),
+            batch="mean of parts",
+        )
+        for ranks, members, by_mesh in ((2, (1, 2), True), (2, (), False), (4, (), False))
+    ],
+)
+
 TWO_OUTPUTS = "equivtest.programs.examples.gated:two_output_block"
 
 # A communication hook of torch for each dtype; each is the mean of the gradients, under any setting.  In each dtype
@@ -120,9 +145,10 @@ data_parallel_block_by_hook = module_property(
     TWO_OUTPUTS,
     f"{DATA_PARALLEL}_by_hook",
     x_shapes=ROWS,
-    options=dict.fromkeys(
-        ("gradient_as_bucket_view", "static_graph", "find_unused_parameters", "post_local_sgd"), (False, True)
-    ),
+    options={
+        "hook": ("", "post_local_sgd", "builtin"),
+        **dict.fromkeys(("gradient_as_bucket_view", "static_graph", "find_unused_parameters"), (False, True)),
+    },
     examples=[
         ModuleCase(
             world_size=2,
@@ -134,7 +160,56 @@ data_parallel_block_by_hook = module_property(
             batch="mean of parts",
         )
         for dtype in limits.DTYPES
+    ]
+    + [
+        ModuleCase(
+            world_size=2,
+            build=TWO_OUTPUTS,
+            parallelize=f"{DATA_PARALLEL}_by_hook(hook='builtin', gradient_as_bucket_view=False, static_graph=False, "
+            "find_unused_parameters=False)",
+            x_shape=(4, 2),
+            batch="mean of parts",
+            values=(("real", 0),),  # float16 rounds these gradients
+        )
     ],
+)
+
+# The same hooks under the function `replicate`, which may leave out a layer.
+composable_data_parallel_block = module_property(
+    TWO_OUTPUTS,
+    f"{DATA_PARALLEL}_by_hook",
+    x_shapes=ROWS,
+    options={
+        "composable": (True,),
+        "hook": ("", "post_local_sgd"),
+        **dict.fromkeys(("ignores", "gradient_as_bucket_view", "static_graph"), (False, True)),
+    },
+    examples=[
+        ModuleCase(
+            world_size=2,
+            members=(1, 2),
+            build=TWO_OUTPUTS,
+            parallelize=f"{DATA_PARALLEL}_by_hook(composable=True, hook='', ignores={ignores}, "
+            "gradient_as_bucket_view=False, static_graph=False)",
+            x_shape=(4, 2),
+            batch="mean of parts",
+        )
+        for ignores in (False, True)
+    ],
+)
+
+# DistributedDataParallel looks for the parameter that takes part in no output, in outputs of each form.
+data_parallel_block_of_outputs = module_property(
+    "equivtest.programs.examples.gated:formed_block",
+    f"{DATA_PARALLEL}_of_outputs",
+    x_shapes=ROWS,
+    options={
+        "form": ("tuple", "dict", "dataclass", "nested"),
+        **dict.fromkeys(
+            ("static_graph", "batched_grad_copy", "skip_all_reduce_unused_params"),
+            (False, True),
+        ),
+    },
 )
 
 fully_sharded_block = module_property(

@@ -45,6 +45,16 @@ FUNCTIONS = (
     "all_to_all_single_uneven",
     "functional_all_reduce",
     "functional_all_gather_tensor",
+    "functional_all_reduce_coalesced",
+    "functional_all_gather_into_tensor_coalesced",
+    "functional_reduce_scatter_tensor_coalesced",
+    "functional_all_reduce_inplace",
+    "functional_all_gather_tensor_inplace",
+    "functional_all_gather_inplace",
+    "functional_reduce_scatter_tensor_inplace",
+    "functional_all_to_all_inplace",
+    "functional_permute_tensor",
+    "functional_batch_p2p_ops_inplace",
     "functional_reduce_scatter_tensor",
     "functional_broadcast",
     "functional_all_to_all_single",
@@ -58,7 +68,13 @@ FUNCTIONS = (
 )
 """The probed functions, and functions that only the property `collectives` calls, by the names in its cases."""
 
-REDUCING = tuple(name for name in FUNCTIONS if name.endswith(("reduce", "reduce_scatter", "reduce_scatter_tensor")))
+REDUCING = tuple(
+    name
+    for name in FUNCTIONS
+    if name.removesuffix("_inplace")
+    .removesuffix("_coalesced")
+    .endswith(("reduce", "reduce_scatter", "reduce_scatter_tensor"))
+)
 REDUCTIONS = ("sum", "max", "min", "avg", "product", "premul", "band", "bor", "bxor")
 """Names of reductions.  After '_' they end the name of a function in REDUCING, as in 'all_reduce_avg'."""
 

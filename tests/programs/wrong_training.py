@@ -28,8 +28,8 @@ class WrongRule:
 
     Attributes:
         kind: What is wrong, in a few words.
-        part: Of torch: 'optimizer', 'clipping', 'ddp', 'fsdp2', 'parallel' for styles of tensor parallelism, or 'training'
-            if all properties of training are tried.
+        part: Of torch: 'optimizer', 'clipping', 'ddp', 'functional' for functional collectives, 'fsdp2', 'parallel' for
+            styles of tensor parallelism, or 'training' if all properties of training are tried.
         function: 'module:function' of torch.
         right, wrong: Text of its source, and the text instead.
         near: A report or a change about that place, in torch or in a library with the same code.
@@ -225,6 +225,8 @@ COLLECTIVES, GROUP, PARAM = (
     f"{FSDP2}_fsdp_param:FSDPParam.",
 )
 METHODS = f"{FSDP2}_fully_shard:FSDPModule."
+REPLICATE, TP_DDP = "torch.distributed._composable.replicate:", f"{TP}ddp:"
+FUNCTIONAL = "torch.distributed._functional_collectives:"
 
 OF_OPTIONS: dict[str, WrongRule] = {
     # state and pipelines
@@ -254,6 +256,40 @@ OF_OPTIONS: dict[str, WrongRule] = {
     "partial_on_named_axes": WrongRule("on named axes, gradients that are partial over tensor parallel ranks stay so", "fsdp2", f"{PARAM}_get_grad_inner_tensor", "grad = grad.redistribute(placements=target_placements)", "pass", "pytorch 176334"),
     "reduced_twice_on_named_axes": WrongRule("on named axes, gradients are added up before they are averaged", "fsdp2", f"{PARAM}_get_grad_inner_tensor", "grad.placements[i] if i in self._dp_dim_indices else placements[i]", "placements[i]", "pytorch 176334"),
     "named_axes_in_order": WrongRule("on named axes, rows of both axes are joined without interleaving", "fsdp2", f"{PARAM}_init_sharding_spec_spmd", "_StridedShard(shard_dim, split_factor=sf) if sf > 1 else fsdp_placement", "fsdp_placement", "pytorch 176334"),
+    # outputs of DistributedDataParallel, and its hooks
+    "dataclass_not_searched": WrongRule("unused parameters are not searched in a dataclass", "ddp", f"{DDP}_find_tensors", "if is_dataclass(obj):", "if False:", "pytorch 93125"),
+    "dict_searched_once": WrongRule("unused parameters are searched in the tensors of a dict alone", "ddp", f"{DDP}_find_tensors", "map(_find_tensors, obj.values())", "([each] for each in obj.values() if torch.is_tensor(each))", "pytorch 55876"),
+    "builtin_compresses": WrongRule("the builtin all_reduce compresses to float16", "ddp", f"{DDP}DistributedDataParallel._register_builtin_comm_hook", "(self.reducer, comm_hook_type)", "(self.reducer, dist.BuiltinCommHookType.FP16_COMPRESS)", "pytorch 53325"),
+    # parameters and buffers of DistributedDataParallel
+    "init_sync_ignored": WrongRule("init_sync=False broadcasts", "ddp", f"{DDP}DistributedDataParallel.__init__", "if init_sync:", "if True:", "pytorch 89669"),
+    "buffers_not_begun": WrongRule("forward_sync_buffers=False does not broadcast at construction", "ddp", f"{DDP}DistributedDataParallel.__init__", "init_sync_buffers = True", "init_sync_buffers = forward_sync_buffers", "pytorch 63916"),
+    "buffers_always_broadcast": WrongRule("forward_sync_buffers=False is ignored", "ddp", f"{DDP}DistributedDataParallel.will_sync_module_buffers", "and self.forward_sync_buffers", "", "pytorch 63916"),
+    "ignored_parameters_broadcast": WrongRule("parameters to ignore are broadcast at construction", "ddp", "torch.distributed.utils:_sync_module_states", "if name not in params_and_buffers_to_ignore:\n            module_states.append(param.detach())", "if True:\n            module_states.append(param.detach())", "pytorch 81136"),
+    "prepared_in_evaluation": WrongRule("a forward without gradients prepares for a backward", "ddp", f"{DDP}DistributedDataParallel._post_forward", "if torch.is_grad_enabled() and self.require_backward_grad_sync:", "if self.require_backward_grad_sync:", "pytorch 60733"),
+    # delayed gradients
+    "delayed_by_the_world": WrongRule("delayed gradients are divided by the default group's size", "ddp", f"{DDP}DistributedDataParallel._delayed_all_reduce_hook", "dist.get_world_size(self.process_group)", "dist.get_world_size()", "pytorch 95669"),
+    "delayed_overlap": WrongRule("all delayed gradients have the same memory", "ddp", f"{DDP}DistributedDataParallel._register_delay_all_reduce_hook", "offset = offset + param.numel()", "pass", "pytorch 95669"),
+    "delayed_not_broadcast": WrongRule("delayed parameters are not broadcast at construction", "ddp", f"{DDP}DistributedDataParallel._register_delay_all_reduce_hook", "dist._broadcast_coalesced(self.process_group, detached_params, bucket_cap_mb, 0)", "pass", "pytorch 95669"),
+    # meshes
+    "group_of_the_world": WrongRule("a mesh stands for the default group", "ddp", f"{DDP}DistributedDataParallel.__init__", "self.process_group = device_mesh.get_group(mesh_dim=0)", "self.process_group = _get_default_group()", "pytorch 106583"),
+    "shards_taken_for_even": WrongRule("tensor parallel shards are taken for equal in size", "ddp", f"{TP}_data_parallel_utils:_unflatten_tensor", "shape=spec.shape,\n        stride=spec.stride,", "", "pytorch 106583"),
+    "first_layer_local": WrongRule("parameters of the first layer alone become DTensors again", "ddp", f"{TP_DDP}_reconstruct_dtensor", "module.named_parameters():", "list(module.named_parameters())[:1]:", "pytorch 106583"),
+    # replicate
+    "never_synchronized_again": WrongRule("replicate never reduces again after a backward without reduction", "ddp", f"{REPLICATE}_ReplicateState.forward_pre_hook", "= not self._no_sync", "&= not self._no_sync", "pytorch 152712"),
+    "layers_behind_ignored": WrongRule("replicate leaves out all layers behind an ignored one", "ddp", f"{REPLICATE}_ReplicateState._collect_params", "in module.named_children():", "in list(module.named_children())[: [each in ignored_modules for each in (*module.children(), *ignored_modules)].index(True) if ignored_modules else None]:", "pytorch 152712"),
+    "group_left_out": WrongRule("replicate ignores its options", "ddp", f"{REPLICATE}_ReplicateState.init", "DistributedDataParallel(self._param_list, **kwargs)", "DistributedDataParallel(self._param_list)", "pytorch 152712"),
+    # functional collectives
+    "axis_is_the_first": WrongRule("a mesh with an axis stands for its first axis", "functional", f"{FUNCTIONAL}_resolve_group", "return dmesh._dim_group_names[dim]", "return dmesh._dim_group_names[0]", "pytorch 93173"),
+    "mesh_is_the_world": WrongRule("a mesh stands for the default group", "functional", f"{FUNCTIONAL}_resolve_group", "return group._dim_group_names[0]", "return c10d._get_default_group().group_name", "pytorch 93173"),
+    "ranks_counted_from_0": WrongRule("a list of ranks stands for as many first ranks", "functional", f"{FUNCTIONAL}_resolve_group", "cast(list[int], group),", "list(range(len(group))),", "pytorch 93173"),
+    "permuted_backwards": WrongRule("permute_tensor sends to the source", "functional", f"{FUNCTIONAL}permute_tensor", "for src, dst in enumerate(src_dst):", "for dst, src in enumerate(src_dst):", "pytorch 100845"),
+    "first_part_everywhere": WrongRule("all_gather_inplace copies the first part to all tensors", "functional", f"{FUNCTIONAL}all_gather_inplace", "offset += t_offset", "pass", "pytorch 106668"),
+    "always_summed": WrongRule("reduce_scatter_tensor_inplace ignores its reduction", "functional", f"{FUNCTIONAL}reduce_scatter_tensor_inplace", "input, op, scatter_dim", 'input, "sum", scatter_dim', "pytorch 106668"),
+    "largest_summed": WrongRule("all_reduce_inplace ignores its reduction", "functional", f"{FUNCTIONAL}all_reduce_inplace", "all_reduce(tensor, op,", 'all_reduce(tensor, "sum",', "pytorch 106668"),
+    "gathered_in_the_world": WrongRule("all_gather_tensor_inplace ignores its group", "functional", f"{FUNCTIONAL}all_gather_tensor_inplace", "group = group or dist.group.WORLD", "group = dist.group.WORLD", "pytorch 106668"),
+    "splits_exchanged": WrongRule("all_to_all_inplace exchanges the splits", "functional", f"{FUNCTIONAL}all_to_all_inplace", "output_split_sizes,\n            input_split_sizes,", "input_split_sizes,\n            output_split_sizes,", "pytorch 106668"),
+    "coalesced_takes_largest": WrongRule("reduce_scatter_single_coalesced ignores its reduction", "functional", f"{FUNCTIONAL}reduce_scatter_single_coalesced", "reduceOp.lower()", '"max"', "pytorch 93173"),
+    "messages_in_the_world": WrongRule("batch_p2p_ops_inplace ignores its group", "functional", f"{FUNCTIONAL}batch_p2p_ops_inplace", 'if group_name is None or group_name == "":', "if True:", "pytorch 106668"),
 }  # fmt: skip
 """Of options that no shipped property used until the lines of torch that a gate runs were counted."""
 
@@ -263,7 +299,11 @@ OF_OPTIMIZERS = ("ddp_mlp", "fsdp2_mlp", "sequence_parallel_mlp_trains", "token_
 PROPERTIES: dict[str, tuple[str, ...]] = {
     "optimizer": OF_OPTIMIZERS,
     "clipping": (*OF_OPTIMIZERS, "hsdp_mlp", "norm_of_one_mesh_by_largest", "norm_of_one_mesh_by_sum", "norm_of_groups_by_root", "scaled_step"),
-    "ddp": ("ddp_mlp", "data_parallel_block", "data_parallel_block_by_hook", "joined_step", "unsynchronized_step"),
+    "ddp": (
+        "ddp_mlp", "data_parallel_block", "data_parallel_block_by_hook", "joined_step", "unsynchronized_step", "ddp_tp_mlp",
+        "data_parallel_block_by_own_copies", "data_parallel_block_of_outputs", "composable_data_parallel_block",
+    ),
+    "functional": ("collectives",),
     "fsdp2": (
         "fsdp2_mlp", "fsdp2_mixed_mlp", "fsdp2_tp_mlp", "hsdp_mlp", "fully_sharded_block", "fully_sharded_block_by_layers",
         "fully_sharded_sequence_parallel_block", "token_mean_step", "resumed_step", "fully_sharded_block_by_switches", "fully_sharded_block_with_casts", "fully_sharded_sequence_parallel_block_from_state",
@@ -307,8 +347,11 @@ def _code_with(function: FunctionType, right: str, wrong: str) -> CodeType:
     source = source[source.index("def ") :]  # a decorator might register the function once more
     assert right in source, f"{function.__qualname__} of this release of torch has no {right!r}"
     names: dict[str, Any] = {}
-    exec(compile(source.replace(right, wrong), function.__qualname__, "exec"), function.__globals__, names)
-    made = names[function.__name__]
+    source, outer = source.replace(right, wrong), function.__code__.co_freevars
+    if outer:  # such as __class__, for super()
+        source = f"def make({', '.join(outer)}):\n{textwrap.indent(source, ' ')}\n return {function.__name__}"
+    exec(compile(source, function.__qualname__, "exec"), function.__globals__, names)
+    made = names["make"](*outer) if outer else names[function.__name__]
     assert isinstance(made, FunctionType)
     return made.__code__
 

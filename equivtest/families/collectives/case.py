@@ -149,11 +149,21 @@ BUNDLES: dict[str, tuple[Call, ...]] = {
         Call("functional_all_gather_tensor", "gathered"),
         Call("functional_reduce_scatter_tensor", "parts", "sum"),
         Call("functional_reduce_scatter_tensor", "parts", "max"),
+        Call("functional_all_reduce_coalesced", "reduced", "sum"),
+        Call("functional_all_gather_into_tensor_coalesced", "gathered"),
+        Call("functional_reduce_scatter_tensor_coalesced", "parts", "sum"),
+        Call("functional_all_reduce_inplace", "reduced", "max"),
+        Call("functional_all_gather_tensor_inplace", "gathered"),
+        Call("functional_all_gather_inplace", "gathered"),
+        Call("functional_reduce_scatter_tensor_inplace", "parts", "max"),
     ),
     "functional moves": (
         Call("functional_broadcast", "gathered"),
         Call("functional_all_to_all_single", "exchanged"),
         Call("functional_all_to_all_single_uneven", "uneven"),
+        Call("functional_all_to_all_inplace", "uneven"),
+        Call("functional_permute_tensor", "exchanged"),
+        Call("functional_batch_p2p_ops_inplace", "exchanged"),
     ),
     "coalesced": (
         Call("coalesced_all_reduce", "reduced", "sum"),
@@ -175,6 +185,7 @@ MOST_STRIDE = 8
 MOST_OFFSET = 7
 ORDERS = ("rows", "transposed", "channels_last")
 MEMORIES = ("new", "kept", "freed")
+GROUP_FORMS = ("group", "mesh", "axis", "ranks", "name")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -206,6 +217,8 @@ class CollectivesCase(Case):
             twice, first on other elements. Both calls have their operands and results in the same tensors. Only the
             second call's result is judged. If 'freed', each call is made twice too, but the second call has other
             tensors, at the addresses of the first call's tensors.
+        group_form: How functional collectives are given the group: as a group, as a mesh, as a mesh and the number of
+            its axis, as a list of ranks, or as a name.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "index", "special")
@@ -218,6 +231,7 @@ class CollectivesCase(Case):
     offset: Annotated[int, Within(0, MOST_OFFSET)] = 0
     order: Annotated[str, OneOf(ORDERS)] = "rows"
     memory: Annotated[str, OneOf(MEMORIES)] = "new"
+    group_form: Annotated[str, OneOf(GROUP_FORMS)] = "group"
 
     def check_fields(self) -> None:
         unknown = [name for name in self.collectives if name not in CALLS]

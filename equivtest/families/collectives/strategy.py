@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equivtest.base import limits
 from equivtest.cases.picks import Cases, Draw, free, itself, pick, pick_run
-from equivtest.families.collectives.case import BUNDLES, CALLS, WAITS, CollectivesCase
+from equivtest.families.collectives.case import BUNDLES, CALLS, GROUP_FORMS, WAITS, CollectivesCase
 from equivtest.property import Space
 
 NUMELS = (1, 2, 3, 7, 8, 9, 31, 32, 33, 0, 1000, 1025)
@@ -57,6 +57,7 @@ def collectives_cases(draw: Draw, space: Space) -> CollectivesCase:
         offset=pick(draw, "offset", OFFSETS),
         order=order,
         memory=memory if waits in ("at_once", "async") else "new",
+        group_form=pick(draw, "group_form", GROUP_FORMS),
         **run,
     )
 

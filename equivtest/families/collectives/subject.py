@@ -13,8 +13,10 @@ Source: the docstrings in torch/distributed/distributed_c10d.py and torch/distri
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -22,7 +24,7 @@ from typing import Any, cast
 import torch
 from torch import distributed as dist
 from torch.distributed import _functional_collectives as functional
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from equivtest.base.refusal import is_refusal
 from equivtest.cases.subject import Given
@@ -59,7 +61,7 @@ def run_collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given, begin
     kept: list[torch.Tensor] | None = None if case.memory == "new" else []
     for call, _ in itertools.product(case.calls, range(case.times)):
         for operand in operands_of(case, call, given):
-            room = room_of(case, call, group, kept)
+            room = replace(room_of(case, call, group, kept), mesh=mesh)
             with naming(call, case.dtype):
                 if case.memory != "new":
                     call_before(room, call, operand, begin)
@@ -94,7 +96,8 @@ def begin_in(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> tup
     except Exception as error:  # a backend may raise anything
         if room.is_plain or not any(word in str(error) for word in ("contiguous", "aligned")):
             raise
-        return begin_in(Room(room.case, room.group, room.rank, kept=room.kept), call, operand, begin)
+        plain = Room(room.case, room.group, room.rank, kept=room.kept, mesh=room.mesh)
+        return begin_in(plain, call, operand, begin)
 
 
 def operands_of(case: CollectivesCase, call: Call, given: Given) -> list[torch.Tensor]:
@@ -152,7 +155,9 @@ def naming(call: Call, dtype: str) -> Iterator[None]:
 
 
 def begin(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    return FUNCTIONS[call.function](room, call, own)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of lists of ranks, and of former names
+        return FUNCTIONS[call.function](room, call, own)
 
 
 def all_reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
@@ -244,36 +249,151 @@ def all_to_all(room: Room, call: Call, own: torch.Tensor) -> Begun:
     return Begun([dist.all_to_all(outputs, parts(room, own), **room.how)], lambda: torch.stack(outputs))
 
 
+def place(room: Room) -> Any:
+    """Returns the group as the case gives it to functional collectives.
+
+    torch looks for a group with the ranks of a list. If the ranks do not ascend, it could find another group with the
+    same ranks in another order, so the group itself is returned.
+    """
+    ranks = dist.get_process_group_ranks(room.group)
+    forms: dict[str, Callable[[], Any]] = {
+        "group": lambda: room.group,
+        "mesh": lambda: room.mesh,
+        "axis": lambda: axis_of(room.mesh),
+        "ranks": lambda: ranks if ranks == sorted(ranks) else room.group,
+        "name": lambda: room.group.group_name,
+    }
+    return forms[room.case.group_form]()
+
+
+def axis_of(mesh: DeviceMesh) -> tuple[DeviceMesh, int]:
+    """Returns a mesh and the number of its axis with the ranks of `mesh`. It is the second axis if these are all."""
+    is_world = mesh.mesh.tolist() == list(range(dist.get_world_size()))
+    return (in_one_row(mesh.device_type, mesh.size()), 1) if is_world else (mesh, 0)
+
+
+@functools.cache
+def in_one_row(device_type: str, ranks: int) -> DeviceMesh:
+    return init_device_mesh(device_type, (1, ranks))
+
+
 def functional_all_reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    output = functional.all_reduce(first(room, own), call.op, room.group)
+    output = functional.all_reduce(first(room, own), call.op, place(room))
     return Begun([], lambda: waited(output))
 
 
 def functional_all_gather_tensor(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    output = gather_functionally(first(room, own), 0, room.group)
+    output = gather_functionally(first(room, own), 0, place(room))
     return Begun([], lambda: rows(room, waited(output)))
 
 
 def functional_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    output = reduce_scatter_functionally(own, call.op, 0, room.group)
+    output = reduce_scatter_functionally(own, call.op, 0, place(room))
     return Begun([], lambda: waited(output))
 
 
 def functional_broadcast(room: Room, call: Call, own: torch.Tensor) -> Begun:
     """Returns one row per root. A rank that is not the root passes its own operand, which must not be returned."""
-    outputs = [functional.broadcast(first(room, own), root, room.group) for root in range(room.ranks)]
+    outputs = [functional.broadcast(first(room, own), root, place(room)) for root in range(room.ranks)]
     return Begun([], lambda: torch.stack([waited(output) for output in outputs]))
 
 
 def functional_all_to_all_single(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    output = functional.all_to_all_single(own, None, None, room.group)
+    output = functional.all_to_all_single(own, None, None, place(room))
     return Begun([], lambda: rows(room, waited(output)))
 
 
 def functional_all_to_all_single_uneven(room: Room, call: Call, own: torch.Tensor) -> Begun:
     sent, got = room.splits(len(own) // room.ranks)
-    output = functional.all_to_all_single(cut(room, own, sent), got, sent, room.group)
+    output = functional.all_to_all_single(cut(room, own, sent), got, sent, place(room))
     return Begun([], lambda: padded(waited(output), len(own)))
+
+
+def functional_all_reduce_coalesced(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    outputs = functional.all_reduce_coalesced(halves(first(room, own).reshape(1, -1)), call.op, place(room))
+    return Begun([], lambda: torch.cat([waited(output) for output in outputs]))
+
+
+def functional_all_gather_into_tensor_coalesced(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    mine = halves(first(room, own).reshape(1, -1))
+    outputs = functional.all_gather_into_tensor_coalesced(mine, place(room))
+    return Begun([], lambda: torch.cat([rows(room, waited(output)) for output in outputs], dim=1))
+
+
+def functional_reduce_scatter_tensor_coalesced(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    outputs = functional.reduce_scatter_tensor_coalesced(halves(rows(room, own)), call.op, [0, 0], place(room))
+    return Begun([], lambda: torch.cat([waited(output) for output in outputs]))
+
+
+def halves(whole: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the first halves of all rows, one after the other, and the second halves."""
+    return [half.reshape(-1) for half in whole.tensor_split(2, dim=1)]
+
+
+def functional_all_reduce_inplace(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    buffer = room.copy(first(room, own))
+    functional.all_reduce_inplace(buffer, call.op, place(room))
+    return Begun([], lambda: buffer)
+
+
+def functional_all_gather_tensor_inplace(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    output = room.empty(own)
+    functional.all_gather_tensor_inplace(output, first(room, own), place(room))
+    return Begun([], lambda: rows(room, output))
+
+
+def functional_all_gather_inplace(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    outputs = empties(room, first(room, own).reshape(-1))
+    functional.all_gather_inplace(outputs, first(room, own).reshape(-1), place(room))
+    return Begun([], lambda: torch.stack(outputs))
+
+
+def functional_reduce_scatter_tensor_inplace(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    output = room.empty(first(room, own))
+    functional.reduce_scatter_tensor_inplace(output, own, call.op, place(room))
+    return Begun([], lambda: output)
+
+
+def functional_all_to_all_inplace(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    sent, got = room.splits(len(own) // room.ranks)
+    output = room.empty(own, sum(got))
+    functional.all_to_all_inplace(output, cut(room, own, sent), got, sent, place(room))
+    return Begun([], lambda: padded(output, len(own)))
+
+
+def functional_permute_tensor(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    """Sends each part to a rank by a separate call. It takes tensors of one dim, and no name (finding 148)."""
+    mine, ranks, group = parts(room, own), room.ranks, room.group if room.case.group_form == "name" else place(room)
+    outputs = [
+        functional.permute_tensor(
+            mine[(room.rank + step) % ranks].reshape(-1), [(rank + step) % ranks for rank in range(ranks)], group
+        )
+        for step in range(ranks)
+    ]
+    return Begun([], lambda: torch.stack([waited(outputs[(room.rank - source) % ranks]) for source in range(ranks)]))
+
+
+def functional_batch_p2p_ops_inplace(room: Room, call: Call, own: torch.Tensor) -> Begun:
+    """Sends and receives in one call. `isend_inplace` and `irecv_inplace` are left out: see finding 148."""
+    mine, outputs = parts(room, own), empties(room, first(room, own))
+    outputs[room.rank].copy_(mine[room.rank])
+    peers = [rank for rank in range(room.ranks) if rank != room.rank]
+    if not peers:
+        return Begun([], lambda: torch.stack(outputs))
+    waiting = functional.batch_p2p_ops_inplace(
+        ["isend"] * len(peers) + ["irecv"] * len(peers),
+        peers * 2,
+        [0] * len(peers) * 2,
+        [mine[peer] for peer in peers] + [outputs[peer] for peer in peers],
+        place(room),
+    )
+
+    def exchanged() -> torch.Tensor:
+        for each in waiting:
+            waited(each)
+        return torch.stack(outputs)
+
+    return Begun([], exchanged)
 
 
 def coalesced_all_reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
@@ -341,6 +461,11 @@ FUNCTIONS: dict[str, Begin] = {
         *(scatter, gather, reduce, all_to_all_single, all_to_all_single_uneven, all_to_all),
         *(functional_all_reduce, functional_all_gather_tensor, functional_reduce_scatter_tensor),
         *(functional_broadcast, functional_all_to_all_single, functional_all_to_all_single_uneven),
+        *(functional_all_reduce_coalesced, functional_all_gather_into_tensor_coalesced),
+        *(functional_reduce_scatter_tensor_coalesced, functional_all_reduce_inplace),
+        *(functional_all_gather_tensor_inplace, functional_all_gather_inplace),
+        *(functional_reduce_scatter_tensor_inplace, functional_all_to_all_inplace),
+        *(functional_permute_tensor, functional_batch_p2p_ops_inplace),
         *(int64_all_reduce, int64_reduce, int64_reduce_scatter_tensor),
         *(coalesced_all_reduce, coalesced_all_gather_into_tensor, coalesced_reduce_scatter_tensor),
     )

@@ -30,6 +30,7 @@ class Room:
         stride, offset, order: The fields of `CollectivesCase` with these names.
         kept: Storages of earlier calls, which this call reuses in the same order; None if this call has new memory.
         storages: Storages that this call has taken so far.
+        mesh: The mesh of the group.
         handed: Operands that were copied for the call, as pairs (copy, original).
     """
 
@@ -42,6 +43,7 @@ class Room:
     kept: list[torch.Tensor] | None = None
     storages: list[torch.Tensor] = field(default_factory=list)
     handed: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    mesh: Any = None
 
     @property
     def ranks(self) -> int:

@@ -5,6 +5,7 @@ Source: Shazeer, GLU Variants Improve Transformer (2020), equation 6, with ReLU.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,6 +35,36 @@ class TwoOutputBlock(GatedBlock):
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.down(functional.relu(self.gate(x))), self.up(x)
+
+
+@dataclass
+class Pair:
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+class FormedBlock(TwoOutputBlock):
+    """The outputs of a TwoOutputBlock in another form, and a parameter that takes part in no output.
+
+    Args:
+        form: 'tuple', 'dict', 'dataclass', or 'nested' for a dict of a list and of a tuple with a dict.
+    """
+
+    def __init__(self, num_features: int, num_hidden: int, form: str) -> None:
+        super().__init__(num_features, num_hidden)
+        self.unused = nn.Parameter(torch.ones(num_features))
+        self.form = form
+
+    def forward(self, x: torch.Tensor) -> Any:
+        first, second = super().forward(x)
+        match self.form:
+            case "dict":
+                return {"first": first, "second": second}
+            case "dataclass":
+                return Pair(first, second)
+            case "nested":
+                return {"first": [first], "others": ({"second": second},)}
+        return first, second
 
 
 class BufferedBlock(GatedBlock):
@@ -115,6 +146,10 @@ def buffered_block() -> nn.Module:
 
 def two_output_block() -> nn.Module:
     return TwoOutputBlock(2, 5)
+
+
+def formed_block(form: str) -> nn.Module:
+    return FormedBlock(2, 5, form)
 
 
 def two_blocks() -> nn.Module:

@@ -7,10 +7,12 @@ RowwiseParallel.
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
@@ -166,19 +168,31 @@ def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def data_parallel_by_hook(
-    block: nn.Module, mesh: DeviceMesh, *, post_local_sgd: bool = False, **settings: bool
+    block: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    hook: str = "",
+    composable: bool = False,
+    ignores: bool = False,
+    **settings: Any,
 ) -> nn.Module:
     """Runs the whole block on every rank, on different rows. A communication hook averages the gradients.
 
     For each dtype the block has a different hook of torch, and each hook gives the average of all ranks.
     `allreduce_hook` computes this average and nothing else. The hooks that compress lose no bits, because they get
     gradients of the dtype to which they compress. In bfloat16 these gradients are larger than any number of float16.
-    In float64 PowerSGD compresses, until its error feedback has sent everything. If `post_local_sgd` is True, the hook
-    of every dtype averages over a subgroup, which has all ranks. No setting of DistributedDataParallel changes a
-    gradient.
+    In float64 PowerSGD compresses, until its error feedback has sent everything. No setting of DistributedDataParallel
+    changes a gradient.
+
+    Args:
+        hook: If 'post_local_sgd', the hook of every dtype averages over a subgroup, which has all ranks. If 'builtin',
+            it is the all_reduce in C++.
+        composable: Whether the function `replicate` changes the block itself, and DistributedDataParallel does not wrap
+            it.
+        ignores: Only if `composable` is True. Whether the layer `up` is left out. A hook averages its gradient.
 
     Source: torch/distributed/algorithms/ddp_comm_hooks (2.13.0): default_hooks.py, powerSGD_hook.py and
-    post_localSGD_hook.py.
+    post_localSGD_hook.py; torch/distributed/_composable/replicate.py.
     """
     group, local_sgd = cast("Any", mesh.get_group()), cast("Any", post_localSGD_hook)
     hooks: dict[torch.dtype, tuple[Any, Any]] = {
@@ -187,13 +201,48 @@ def data_parallel_by_hook(
         torch.bfloat16: (group, scaled(default_hooks.bf16_compress_hook, 2.0**40)),
         torch.float64: (PowerSGDState(cast("Any", Waiting(group)), **POWER_SGD), until_all_is_sent(powerSGD_hook)),
     }
-    replicated = DistributedDataParallel(block, process_group=group, **settings)  # type: ignore[arg-type]  # any setting
-    if post_local_sgd:
+    dtype, own = next(block.parameters()).dtype, cast("Any", block.up)
+    if ignores:
+        own.weight.register_post_accumulate_grad_hook(partial(average, mesh))
+    if composable:
+        ignored = [own] if ignores else None
+        replicated: Any = replicate(block, ignored_modules=ignored, process_group=group, **settings)
+    else:
+        replicated = DistributedDataParallel(block, process_group=group, **settings)
+    if hook == "builtin":
+        replicated._register_builtin_comm_hook(cast("Any", distributed).BuiltinCommHookType.ALLREDUCE)
+    elif hook == "post_local_sgd":
         state = local_sgd.PostLocalSGDState(group, group, start_localSGD_iter=0)
         replicated.register_comm_hook(state, local_sgd.post_localSGD_hook)
     else:
-        replicated.register_comm_hook(*hooks[next(block.parameters()).dtype])
-    return replicated
+        replicated.register_comm_hook(*hooks[dtype])
+    return cast("nn.Module", replicated)
+
+
+def data_parallel_of_outputs(
+    block: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    static_graph: bool,
+    batched_grad_copy: bool,
+    skip_all_reduce_unused_params: bool,
+) -> nn.Module:
+    """Looks for the parameters that take part in no output. The arguments are those of DistributedDataParallel."""
+    return DistributedDataParallel(
+        block,
+        process_group=mesh.get_group(),
+        find_unused_parameters=True,
+        static_graph=static_graph,
+        batched_grad_copy=batched_grad_copy,
+        skip_all_reduce_unused_params=skip_all_reduce_unused_params,
+    )
+
+
+def average(mesh: DeviceMesh, parameter: torch.Tensor) -> None:
+    """Averages the gradient of one parameter over the ranks, after the gradient has been added up on this rank."""
+    gradient = cast("torch.Tensor", parameter.grad)
+    distributed.all_reduce(gradient, group=mesh.get_group())
+    gradient /= mesh.size()
 
 
 def scaled(hook: Any, scale: float) -> Any:

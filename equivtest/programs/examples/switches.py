@@ -8,14 +8,15 @@ Source: fully_shard, FSDPModule and register_fsdp_forward_method in torch/distri
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard, register_fsdp_forward_method
 
 from equivtest.programs.examples.gated import BufferedBlock
+from equivtest.programs.examples.plans import average
 
 
 class ByMethod(nn.Module):
@@ -76,9 +77,3 @@ def fully_sharded_by_switches(
         for layer in (first, last):
             layer.unshard(async_op=True)
     return module
-
-
-def average(mesh: DeviceMesh, parameter: torch.Tensor) -> None:
-    gradient = cast("torch.Tensor", parameter.grad)
-    distributed.all_reduce(gradient, group=mesh.get_group())
-    gradient /= mesh.size()

@@ -18,6 +18,7 @@ from equivtest.families.zero3.fetch.case import FETCH_COLLECTIVES, PADDINGS
 from equivtest.layout import Flat, Layout, Shard
 
 STYLES = ("ddp", "fsdp2", "zero3")
+WRAPPERS = ("group", "mesh", "composable")
 SHARDED_STYLES = ("fsdp2", "hsdp")
 """Styles that shard each parameter along one of its dims."""
 MAX_MICRO_BATCHES = 8
@@ -44,6 +45,8 @@ class DataParallelCase(PerceptronCase):
             same number of columns.
         small_buckets: Only for ddp. Whether each gradient is reduced separately.
         views: Only for ddp. Whether gradients are views of the buckets.
+        wrapper: Only for ddp. How the module is replicated. If 'group', DistributedDataParallel takes a process group.
+            If 'mesh', it takes a mesh. If 'composable', the function `replicate` takes a mesh and changes the module.
         padding: Only for zero3. The value that fills the padding: 'nan', or 'large' for a finite number. Nothing writes
             padding, so the padding must keep this value.
         stopped_steps: Steps, in ascending order and without the first, whose backward ends at the hidden activation. In
@@ -59,6 +62,7 @@ class DataParallelCase(PerceptronCase):
     by_columns: tuple[str, ...] = ()
     small_buckets: bool = False
     views: bool = False
+    wrapper: Annotated[str, OneOf(WRAPPERS)] = "group"
     padding: Annotated[str, OneOf(PADDINGS)] = "nan"
     stopped_steps: tuple[int, ...] = ()
     fetch: Annotated[str, OneOf(FETCH_COLLECTIVES)] = ""

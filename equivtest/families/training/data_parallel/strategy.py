@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from equivtest.cases.picks import RECORDS, REFUSED_MODES, Cases, Draw, is_several, pick, pick_values
-from equivtest.families.training.data_parallel.case import DataParallelCase
+from equivtest.families.training.data_parallel.case import WRAPPERS, DataParallelCase
 from equivtest.families.training.data_parallel.case_refused import MISFITS, RefusedShardingCase
 from equivtest.families.training.strategy import (
     ACTIVATIONS,
@@ -82,6 +82,7 @@ def _pick_data_parallel(
     exact = _of_tied(exact) if fields["tied"] else exact
     trained = pick_values(draw, TRAINING_MODES, "training ")
     flags = {name: pick(draw, name, (False, True)) for name in ("syncs_every", "small_buckets", "views")}
+    wrapper = pick(draw, "wrapper", WRAPPERS if style == "ddp" else ("group",))
     reshards, padding = pick(draw, "reshards", (True, False)), pick(draw, "padding", PADDINGS)
     stopped = pick(draw, "stopped_steps", STOPPED_STEPS, bool)
     of_out_proj = ("out_proj", "in_proj.weight") if fields["tied"] else ("out_proj",)
@@ -94,6 +95,7 @@ def _pick_data_parallel(
         "reshards": style != "fsdp2" or reshards,
         "small_buckets": style == "ddp" and flags["small_buckets"],
         "views": style == "ddp" and flags["views"],
+        "wrapper": wrapper,
         "padding": padding if style == "zero3" else "nan",
         "stopped_steps": tuple(step for step in stopped if goes_on and step <= training["steps"]),
         "fetch": fetch,

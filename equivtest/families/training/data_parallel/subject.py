@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.distributed._composable.replicate import replicate
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -72,15 +73,23 @@ class DataParallelRun(PerceptronRun):
 
 class DdpRun(DataParallelRun):
     def build(self) -> nn.Module:
-        case, model = self.case, Mlp(self.case, self.given)
+        return self.replicate(Mlp(self.case, self.given), self.mesh)
+
+    def replicate(self, model: Mlp, mesh: DeviceMesh) -> nn.Module:
+        case = self.case
         model.wrap()
-        self.parallel = DistributedDataParallel(
-            model,
-            process_group=self.mesh.get_group(),
-            bucket_cap_mb=TINY_BUCKET_MIB if case.small_buckets else None,
-            gradient_as_bucket_view=case.views,
-            find_unused_parameters=bool(case.stopped_steps),
-        )
+        how: dict[str, Any] = {
+            "bucket_cap_mb": TINY_BUCKET_MIB if case.small_buckets else None,
+            "gradient_as_bucket_view": case.views,
+            "find_unused_parameters": bool(case.stopped_steps),
+        }
+        if case.wrapper == "composable":
+            self.parallel: Any = replicate(model, device_mesh=mesh, **how)
+        else:
+            place: dict[str, Any] = (
+                {"device_mesh": mesh} if case.wrapper == "mesh" else {"process_group": mesh.get_group()}
+            )
+            self.parallel = DistributedDataParallel(model, **place, **how)
         return model
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -88,6 +97,9 @@ class DdpRun(DataParallelRun):
         return output
 
     def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
+        if self.case.wrapper == "composable":
+            self.parallel.set_requires_gradient_sync(is_last)
+            return nullcontext()
         return nullcontext() if is_last else cast("AbstractContextManager[None]", self.parallel.no_sync())
 
 

@@ -1,4 +1,6 @@
-"""Defines `TwoAxisCase`: a perceptron under HSDP, or under FSDP2 with tensor parallelism, on a mesh of two axes.
+"""Defines `TwoAxisCase`: a perceptron on a mesh of two axes.
+
+It is under HSDP, or under FSDP2 or DDP with tensor parallelism.
 
 Letters: d ranks on the first axis, t ranks on the second axis, M micro-batches; K in_features, H hidden_features.
 """
@@ -14,7 +16,8 @@ from equivtest.cases.rules import Dims, OneOf
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.layout import Layout, Replicate, Shard
 
-TWO_AXIS_STYLES = ("fsdp2_tp", "hsdp")
+TENSOR_PARALLEL_STYLES = ("fsdp2_tp", "ddp_tp")
+TWO_AXIS_STYLES = (*TENSOR_PARALLEL_STYLES, "hsdp")
 DIVISIONS = ("", "sums", "factor")
 DIVIDE_FACTOR = 2.0
 """The divide factor of the division 'factor'."""
@@ -29,10 +32,11 @@ class TwoAxisCase(DataParallelCase):
         style: How the ranks divide parameters and batch. If 'fsdp2_tp', the t ranks of a mesh row divide the hidden
             features. The d ranks of a mesh column divide each of the resulting shards of a parameter once more, on dim
             0. All ranks of a mesh row have the same part of the batch, and each mesh row has a different part. If
-            'hsdp', the t ranks of a mesh row divide each parameter, usually on dim 0, and all mesh rows have the same
-            shards. Every rank has its own part of the batch.
-        use_local_output: Only for fsdp2_tp. Whether the hidden activation is a plain tensor. If so, torch computes its
-            global size as local size times t, so that t must divide H.
+            'ddp_tp', the same ranks divide the hidden features, and all mesh rows have the same shards. If 'hsdp', the
+            t ranks of a mesh row divide each parameter, usually on dim 0, and all mesh rows have the same shards. Every
+            rank has its own part of the batch.
+        use_local_output: Only for fsdp2_tp and ddp_tp. Whether the hidden activation is a plain tensor. If so, torch
+            computes its global size as local size times t, so that t must divide H.
         scatters_every: Only for hsdp. Whether the ranks of a mesh row reduce gradients after every micro-batch, and the
             ranks of a mesh column reduce the sums only after the last one.
         division: Only for hsdp. How torch turns sums of gradients into averages. If '', torch chooses. If 'sums', torch
@@ -50,13 +54,22 @@ class TwoAxisCase(DataParallelCase):
         require(math.prod(self.mesh) == self.world_size, f"mesh must have {self.world_size} ranks, got {self.mesh}")
         super().check_fields()
         require(
-            self.style != "fsdp2_tp" or not self.tied,
-            f"the weights of fsdp2_tp are sharded on different dims: omit tied, got {self.tied!r}",
+            self.style not in TENSOR_PARALLEL_STYLES or not self.tied,
+            f"the weights of {self.style} are sharded on different dims: omit tied, got {self.tied!r}",
         )
         require(
             not self.use_local_output or self.hidden_features % self.num_hidden_parts == 0,
             f"{self.hidden_features} hidden features on {self.num_hidden_parts} ranks are uneven: "
             "set use_local_output=False",
+        )
+        require(
+            self.style != "ddp_tp" or self.wrapper == "mesh",
+            f"ddp_tp needs wrapper='mesh', because a composable module gives its parameters no gradient (finding 145), "
+            f"got {self.wrapper!r}",
+        )
+        require(
+            self.style != "ddp_tp" or not self.clips,
+            f"each rank of ddp_tp has plain gradients of its own shards: set clip_norm=0, got {self.clip_norm}",
         )
         for name in ("scatters_every", "division"):
             require(
@@ -70,7 +83,7 @@ class TwoAxisCase(DataParallelCase):
 
     @property
     def has_documented_collectives(self) -> bool:
-        return not self.clips
+        return not self.clips and self.style != "ddp_tp"
 
     @property
     def mesh_shape(self) -> Shape:
@@ -78,7 +91,7 @@ class TwoAxisCase(DataParallelCase):
 
     @property
     def num_averaged(self) -> int:
-        return self.mesh[0] if self.style == "fsdp2_tp" else self.world_size
+        return self.mesh[0] if self.style in TENSOR_PARALLEL_STYLES else self.world_size
 
     @property
     def num_shards(self) -> int:
@@ -98,7 +111,7 @@ class TwoAxisCase(DataParallelCase):
 
     @property
     def num_hidden_parts(self) -> int:
-        return self.mesh[1] if self.style == "fsdp2_tp" else 1
+        return self.mesh[1] if self.style in TENSOR_PARALLEL_STYLES else 1
 
     def _activation_layout(self, base: str) -> Layout:
         if self.style == "hsdp":
@@ -110,6 +123,9 @@ class TwoAxisCase(DataParallelCase):
         """For fsdp2_tp the layout shards dim 0 along the second axis first, then each shard along the first axis."""
         if self.style == "hsdp":
             return Layout((Replicate(), Shard(self._shard_dim(base))))
+        if self.style == "ddp_tp":
+            within = Replicate() if base == "out_proj.bias" else Shard(int(base == "out_proj.weight"))
+            return Layout((Replicate(), within))
         if base == "out_proj.bias":
             return Layout((Shard(0), Replicate()))
         if base == "out_proj.weight":

@@ -27,14 +27,20 @@ def two_axis_cases(draw: Draw, space: Space, *, style: str) -> TwoAxisCase:
     The hidden activation is a plain tensor only if its shards are even, because torch assumes even shards of plain
     tensors. Shrinks to one forward and backward of one row.
     """
-    fields = _pick_data_parallel(draw, space, "fsdp2", "", TIES_DRAWN if style == "hsdp" else ("",))
+    is_replicated = style == "ddp_tp"
+    fields = _pick_data_parallel(
+        draw, space, "ddp" if is_replicated else "fsdp2", "", TIES_DRAWN if style == "hsdp" else ("",)
+    )
     mesh = pick(draw, "mesh", two_axis_meshes(fields["world_size"], style), kind_of_mesh)
     use_local_output = pick(draw, "use_local_output", USE_LOCAL_OUTPUT)
     is_even = style == "hsdp" or fields["hidden_features"] % mesh[1] == 0
     if style == "fsdp2_tp":
         fields["by_columns"] = ()
+    if is_replicated:
+        fields |= {"wrapper": "mesh", "clip_norm": 0.0, "norm_type": "2"}
     own = {"style": style, "members": (), "mesh": mesh, "use_local_output": is_even and use_local_output}
-    own["records"] = pick(draw, "records on two axes", RECORDS_WITHOUT_CLIPPING) and not fields.get("clip_norm")
+    own["records"] = pick(draw, "records on two axes", (False,) if is_replicated else RECORDS_WITHOUT_CLIPPING)
+    own["records"] = own["records"] and not fields.get("clip_norm")
     own |= _reduction(draw, fields, mesh[1]) if style == "hsdp" else {}
     return TwoAxisCase(**fields | own)
 
@@ -58,8 +64,8 @@ def _reduction(draw: Draw, fields: Mapping[str, Any], num_shards: int) -> dict[s
 def two_axis_meshes(world_size: int, style: str) -> tuple[Shape, ...]:
     """Returns a table of meshes. Those with several ranks on both axes occur most often.
 
-    For hsdp, meshes with one rank on the second axis occur less often, because they shard nothing.
+    For hsdp and ddp_tp, meshes with one rank on the second axis occur less often, because they shard nothing.
     """
     pairs = [(size, world_size // size) for size in range(1, world_size + 1) if world_size % size == 0]
-    dividing = [pair for pair in pairs if pair[1] > 1] * (4 if style == "hsdp" else 0)
+    dividing = [pair for pair in pairs if pair[1] > 1] * (0 if style == "fsdp2_tp" else 4)
     return (*pairs, *dividing, *[pair for pair in pairs if 1 not in pair] * 4)

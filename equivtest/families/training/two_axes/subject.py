@@ -1,8 +1,9 @@
-"""Subjects that train a perceptron by torch on a mesh of two axes: FSDP2 with tensor parallelism, and HSDP.
+"""Subjects that train a perceptron by torch on a mesh of two axes: FSDP2 or DDP with tensor parallelism, and HSDP.
 
 Source: torch's tutorial of two-dimensional parallelism: ColwiseParallel and RowwiseParallel
-(torch/distributed/tensor/parallel/style.py) on one axis, then fully_shard on the other axis; fully_shard on both axes
-for HSDP, with the methods of FSDPModule (torch/distributed/fsdp/_fully_shard/_fully_shard.py, 2.13.0).
+(torch/distributed/tensor/parallel/style.py) on one axis, then fully_shard or DistributedDataParallel on the other axis;
+torch/distributed/tensor/parallel/ddp.py, which turns parameters into plain tensors; fully_shard on both axes for HSDP,
+with the methods of FSDPModule (torch/distributed/fsdp/_fully_shard/_fully_shard.py, 2.13.0).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from equivtest.cases.subject import Answers, Given
-from equivtest.families.training.data_parallel.subject import Fsdp2Run
+from equivtest.families.training.data_parallel.subject import DataParallelRun, DdpRun, Fsdp2Run
 from equivtest.families.training.subject import Mlp
 from equivtest.families.training.two_axes.case import DIVIDE_FACTOR, TwoAxisCase
 
@@ -29,6 +30,10 @@ def fsdp2_tp_mlp(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
 
 def hsdp_mlp(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
     return HsdpRun(case, mesh, given).answers()
+
+
+def ddp_tp_mlp(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
+    return DdpTpRun(case, mesh, given).answers()
 
 
 @functools.cache
@@ -70,16 +75,18 @@ class HsdpRun(Fsdp2Run):
         return context
 
 
-class Fsdp2TpRun(Fsdp2Run):
+class TensorParallelRun(DataParallelRun):
+    """The base of runs whose ranks divide the hidden features along 'tp', and the batch along 'dp'."""
+
     case: TwoAxisCase
 
     def __init__(self, case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> None:
         super().__init__(case, named_mesh(mesh.device_type, case.mesh_shape, ("dp", "tp")), given)
 
-    def build(self) -> nn.Module:
+    def divided(self) -> Mlp:
         model = Mlp(self.case, self.given)
         parallelize_module(model, self.mesh["tp"], self.plan())
-        return self.shard(model, self.mesh["dp"])
+        return model
 
     def plan(self) -> dict[str, ParallelStyle]:
         return {
@@ -102,3 +109,29 @@ class Fsdp2TpRun(Fsdp2Run):
         )
         made.requires_grad_(tensor.requires_grad)
         return made
+
+
+class Fsdp2TpRun(TensorParallelRun, Fsdp2Run):
+    def build(self) -> nn.Module:
+        return self.shard(self.divided(), self.mesh["dp"])
+
+
+class DdpTpRun(TensorParallelRun, DdpRun):
+    """The parameters are the plain local tensors into which DistributedDataParallel turns the DTensors.
+
+    After the first forward the module has no parameters. See finding 145.
+    """
+
+    def build(self) -> nn.Module:
+        model = self.replicate(self.divided(), self.mesh["dp"])
+        self.shards = {name: model.get_parameter(name) for name in self.case.parameter_names()}
+        return model
+
+    def parameter(self, name: str) -> torch.Tensor:
+        return self.shards[name]
+
+    def trained(self, name: str) -> torch.Tensor:
+        return self.shards[name]
+
+    def gradient(self, name: str) -> torch.Tensor | None:
+        return self.shards[name].grad
