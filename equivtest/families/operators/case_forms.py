@@ -92,11 +92,14 @@ def along(**arguments: Argument) -> Form:
 def reduced(*, several: bool = True, all_dims: bool = True, keepdim: bool = True, **arguments: Argument) -> Form:
     """Returns a form with signatures that reduce one dim each.
 
-    `several` adds signatures with several dims, `all_dims` one without `dim`, and `keepdim` ones with `keepdim=True`.
+    `several` adds signatures with several dims, `all_dims` ones that reduce all dims, and `keepdim` ones with
+    `keepdim=True`.
     """
 
     def form(shape: Shape) -> Signatures:
         found: list[Arguments] = [()] if all_dims else []
+        if all_dims and keepdim:
+            found.append((("dim", None), ("keepdim", True)))
         dims: list[Argument] = [*dims_of(shape)]
         if several and len(shape) >= 2:
             dims += [(0, 1), (-1, -2), (0, -1)]

@@ -42,6 +42,12 @@ def is_dim_divided(case: OperatorCase) -> bool:
     return f"shard({case.dim % len(case.operands[0])})" in case.placements[0]
 
 
+def keeps_all_dims(case: OperatorCase) -> bool:
+    """True if the call reduces all dims of a sharded operand, without naming them, and keeps them as dims of size 1."""
+    is_sharded = any(text.startswith("shard") for text in case.placements[0]) if case.placements else False
+    return case.dim is None and bool(dict(case.arguments).get("keepdim")) and is_sharded
+
+
 def _indexed_dim(case: OperatorCase) -> int | None:
     """Returns the dim of the first operand that the call names by number, or None if it names none."""
     return case.dim % len(case.operands[0]) if isinstance(case.dim, int) else None

@@ -98,6 +98,9 @@ WITHOUT_BACKWARD = frozenset({"native_group_norm", "nn.functional.group_norm"})
 OWN_SHAPE: Shape = (4, 2, 3)
 """Shape of calls that show a cache of rules that ignores the dim."""
 
+VECTOR: Shape = (5,)
+"""Shape of calls on an operand of one dim."""
+
 MAX_ROWS = 200
 """Largest number of combinations per form that `covering` chooses from."""
 
@@ -155,7 +158,8 @@ def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
         for name, one in zip(names, calls, strict=True)
         for case in (*one, *(() if name in WRITING else _further_calls(one, space.dtypes)))
     ]
-    return listed + [case for name in names for case in _on_a_shape_of_their_own(name, dtype)]
+    on_other_shapes = (_on_a_shape_of_their_own, _on_a_vector)
+    return listed + [case for calls_on in on_other_shapes for name in names for case in calls_on(name, dtype)]
 
 
 def _further_calls(calls: Sequence[OperatorCase], dtypes: Sequence[str]) -> list[OperatorCase]:
@@ -260,6 +264,23 @@ def _on_a_shape_of_their_own(name: str, dtype: str) -> list[OperatorCase]:
         return []
     texts = ("shard(0)", *("replicate",) * (len(first.shapes) - 1))
     return [_case(name, 2, dtype, (each, texts, "replicate", _modes(operator)[0])) for each in (first, second)]
+
+
+def _on_a_vector(name: str, dtype: str) -> list[OperatorCase]:
+    """Returns calls on a sharded vector, with the first and the last arguments with which the operator takes a vector.
+
+    A rule that takes every operand for a matrix would show.
+    """
+    operator = OPERATORS[name]
+    if operator.has_samples or 1 not in operator.num_dims or name in SLOW_IF_SHARDED | CONVOLUTIONS:
+        return []
+    taken = [each for each in operator.form(VECTOR) if each.shapes[0] == VECTOR and is_taken(name, each, dtype)]
+    chosen = dict.fromkeys((*taken[:1], *taken[-1:]))
+    texts = [("shard(0)", *("replicate",) * (len(each.shapes) - 1)) for each in chosen]
+    return [
+        _case(name, 2, dtype, (each, row, "replicate", _modes(operator)[0]))
+        for each, row in zip(chosen, texts, strict=True)
+    ]
 
 
 def _on_two_axes(calls: Sequence[OperatorCase]) -> list[OperatorCase]:
