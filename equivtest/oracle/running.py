@@ -11,7 +11,7 @@ torch._decomp.decomposition_table (2.13.0).
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -126,14 +126,15 @@ class RunningError(Mode):
             raise InexactData(f"{name} draws at random, so two runs differ")
         if name == "_local_scalar_dense" and not _are_off(args):
             return func(*values_of(args))
-        if isinstance(kwargs.get("out"), Ranged):
-            return self._put(func, args, kwargs)
+        outs = [name for name in _names_of_outs(func) if kwargs.get(name) is not None] if kwargs else []
+        if any(isinstance(kwargs[name], Ranged) for name in outs):
+            return self._put(func, outs, args, kwargs)
         if name.startswith(LISTS):
             with self:
                 return each_apart(func, args, kwargs)
         tensors = leaves((args, kwargs))
         is_unknown = name in UNKNOWN or (name in UNKNOWN_IN_FLOAT64 and _has_float64(tensors))
-        if is_unknown or kwargs.get("out") is not None or (name == "view" and func._overloadname == "dtype"):
+        if is_unknown or outs or (name == "view" and func._overloadname == "dtype"):
             raise _unknown(name)
         if name in MAKES or has_complex(tensors):
             return self._of_pairs(func, name, args, kwargs)
@@ -359,13 +360,20 @@ class RunningError(Mode):
                 source = Parts.of(apart(*args, **kwargs))
         return self._written(target, source, is_constant=_is_constant((others, kwargs)))
 
-    def _put(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        others = {name: each for name, each in kwargs.items() if name != "out"}
+    def _put(self, func: Any, outs: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Computes results in new memory, then writes them to the tensors that the call gives by the names `outs`."""
+        others = {name: each for name, each in kwargs.items() if name not in outs}
         with self:
-            result = Parts.of(func.overloadpacket(*args, **others))
-        if result.value.shape != kwargs["out"].shape:
-            raise _unknown(f"{func.overloadpacket.__name__} with an out= of another shape")
-        return self._written(kwargs["out"], result, is_constant=_is_constant((args, others)))
+            found = func.overloadpacket(*args, **others)
+        targets, results = [kwargs[name] for name in outs], found if isinstance(found, tuple) else (found,)
+        for target, result in zip(targets, results, strict=True):
+            if result.shape != target.shape or (is_floating(target) and not isinstance(target, Ranged)):
+                raise _unknown(f"{func.overloadpacket.__name__} with an out= of another shape, or made before")
+            if isinstance(target, Ranged):
+                self._written(target, Parts.of(result), is_constant=_is_constant((args, others)))
+            else:
+                target.copy_(result)
+        return tuple(targets) if isinstance(found, tuple) else targets[0]
 
     def _written(self, target: Ranged, found: Parts, *, is_constant: bool) -> Ranged:
         target.origin.is_constant &= is_constant
@@ -374,6 +382,12 @@ class RunningError(Mode):
         for part, written in zip(Parts.of(target), found, strict=True):
             part.copy_(written)
         return target
+
+
+@cache
+def _names_of_outs(func: Any) -> tuple[str, ...]:
+    """Returns the names of the arguments to which the operation writes its results, such as 'values' and 'indices'."""
+    return tuple(argument.name for argument in func._schema.arguments if argument.is_out)
 
 
 def _cloned(operand: Any) -> Any:

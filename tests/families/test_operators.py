@@ -18,13 +18,15 @@ from equivtest.cases.values import draw
 from equivtest.errors import Misuse, NotSupported
 from equivtest.families.operators import strategy
 from equivtest.families.operators.case import OperatorCase
-from equivtest.families.operators.case_table import HAND_WRITTEN, run, signatures_of
+from equivtest.families.operators.case_forms import Signature
+from equivtest.families.operators.case_table import HAND_WRITTEN, OPERATORS, plain_operand, run, signatures_of
 from equivtest.families.operators.known import (
     convolves_as_held,
     cuts_blocks_of_pixels,
     gathers_in_front_of,
     has_partial_maximum,
     has_sharded_integers,
+    holds_no_channels,
     keeps_placements,
     leaves_nothing_to_reduce,
     masks_ids_twice,
@@ -387,6 +389,17 @@ def test_blocks_of_pixels_are_cut_by_shards_that_are_no_multiple_of_them(
     assert (cuts_blocks_of_pixels(case), repeats_uneven_rows(case)) == (bool(is_cut), bool(is_uneven))
 
 
+@pytest.mark.parametrize(
+    ("shape", "dim", "is_so"), [((1, 4), 0, 1), ((2, 4), 0, 0), ((3, 1, 4), 1, 1), ((1, 3, 4), 0, 0), ((3, 1), 1, 0)]
+)
+def test_pool_of_fewer_channels_than_ranks_leaves_a_rank_without_channels(
+    shape: tuple[int, ...], dim: int, is_so: int
+) -> None:
+    pool = {"operator": "nn.functional.avg_pool1d", "arguments": (("kernel_size", 1),)}
+
+    assert holds_no_channels(case_of(**pool, operands=(shape,), placements=((f"shard({dim})",),))) == bool(is_so)
+
+
 def test_case_of_norm_with_ord_inf_survives_a_round_trip_through_code() -> None:
     case = case_of(operator="norm", arguments=(("ord", "inf"),))
 
@@ -404,6 +417,33 @@ def test_operand_of_reshape_is_never_sharded_on_one_dim_along_both_axes() -> Non
     picking = [case for case in cases if case.operator == "gather"]
     meshes = {is_one: {case.mesh for case in picking if (index_rows(case) == 1) == is_one} for is_one in (True, False)}
     assert meshes == {True: {()}, False: {(), (2, 2)}}
+
+
+def takes_strided(name: str, signature: Signature) -> bool:
+    """True if unsharded torch runs the call on float64 operands whose last two dims are swapped in memory."""
+    operator = OPERATORS[name]
+    plain = [
+        plain_operand(operator.kind_of(number), operator.domain_of(number), shape, "float64")
+        for number, shape in enumerate(signature.shapes)
+    ]
+    try:
+        run(name, tuple(each.mT.contiguous().mT if each.dim() >= 2 else each for each in plain), signature.arguments)
+    except RuntimeError:
+        return False
+    return True
+
+
+def test_operators_that_refuse_strided_operands_are_drawn_on_contiguous_ones() -> None:
+    shapes = ((2, 3), (3, 2, 2))
+    refusing = tuple(
+        name
+        for name in HAND_WRITTEN
+        if not all(takes_strided(name, each) for shape in shapes for each in signatures_of(name, shape))
+    )
+    cases = drawn(operator_cases(Space((2,), ("float32",)), operators=refusing), 100)
+
+    assert {"view", "view_as_complex"} <= {case.operator for case in cases}
+    assert not any(case.strided for case in cases)
 
 
 def index_rows(case: OperatorCase) -> int:

@@ -68,6 +68,13 @@ def _routed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(x).index_add(0, rows, x[rows] * weights[rows, columns][:, None])
 
 
+def _sorted_into_tensors(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Sorts into two tensors that the module made, one of them of integers."""
+    values, columns = torch.zeros_like(x), torch.zeros(x.shape, dtype=torch.int64)
+    torch.sort((x @ weight).detach(), -1, out=(values, columns))
+    return values * x.gather(-1, columns)
+
+
 def _by_expert(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Rows in groups, one of them empty, each times an expert's weight; eight columns, as torch asks for 16 bytes."""
     counts = torch.histc(torch.tensor([0.0, 0.0, 2.0, 2.0, 2.0]), bins=3, min=0, max=2)
@@ -168,6 +175,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "largest": of(lambda x, w: (x @ w).max(-1).values),
     "chosen": of(lambda x, w: (x @ w).softmax(-1).gather(-1, (x @ w).argmin(-1, keepdim=True))),
     "sorted": of(lambda x, w: (x @ w).sort(-1, descending=True).values),
+    "sorted into tensors": of(_sorted_into_tensors),
     "routed": of(_routed),
     "convolution": lambda: nn.Conv1d(5, 4, 3, padding=1),
     "convolution in groups": of(lambda x, w: functional.conv1d(x.T, w.reshape(6, 1, 6)[..., :3], groups=6, dilation=2)),

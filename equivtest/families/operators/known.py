@@ -321,6 +321,11 @@ def repeats_uneven_rows(case: OperatorCase) -> bool:
     return is_merged and any(rows[dim] * factor != found[dim] for rows, found in pairs for dim in (-2, -1))
 
 
+def holds_no_channels(case: OperatorCase) -> bool:
+    """True if some rank's part of the rows that a one-dimensional pool takes has no channels."""
+    return any(shape[-2] == 0 for shape in _first_operand_of_ranks(case))
+
+
 def gives_one_piece(case: OperatorCase) -> bool:
     return len(case.results) == 1
 
