@@ -103,7 +103,8 @@ def splits(shape: Shape) -> list[Arguments]:
 
 
 def squeezes(shape: Shape) -> list[Arguments]:
-    return [(), *((("dim", dim),) for dim in dims_of(shape))]
+    several: list[Arguments] = [(("dim", (0, 1)),)] if len(shape) >= 2 else []
+    return [(), *((("dim", dim),) for dim in dims_of(shape)), *several]
 
 
 def unsqueezes(shape: Shape) -> list[Arguments]:

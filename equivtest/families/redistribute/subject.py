@@ -110,6 +110,8 @@ def take_cotangent(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor
 def as_dtensor(case: RedistributeCase, mesh: DeviceMesh, local: torch.Tensor, name: str) -> DTensor:
     """Makes 'x' or 'cotangent' from this rank's local tensor, without a collective unless the case has `checks`."""
     placements = placements_of(case.operand_layout(name))
+    if name == "x" and case.road in ("local", "full_tensor"):
+        placements = counted(case, placements)
     options: dict[str, Any] = {"run_check": case.checks and name == "x"}
     if name == "x" and case.grad_source:
         options["grad_placements"] = placements_of(case.gradient_layout)

@@ -52,6 +52,13 @@ ALONG_STRIDED: tuple[tuple[str, Arguments], ...] = (
 )  # fmt: skip
 """Operators with their arguments that a gate calls along a dim of strided shards."""
 
+BEFORE_STRIDED: tuple[tuple[str, Arguments], ...] = (
+    ("sum", (("dim", 0),)), ("mean", (("dim", 0),)), ("amax", (("dim", 0),)), ("select", (("dim", 0), ("index", 1))),
+    ("softmax", (("dim", 0),)), ("cumsum", (("dim", 0),)), ("unsqueeze", (("dim", 0),)),
+    ("transpose", (("dim0", 0), ("dim1", 1))),
+)  # fmt: skip
+"""Operators with their arguments that a gate calls along the dim before a dim of strided shards."""
+
 WRITTEN: tuple[Arguments, ...] = (
     (("dim", 0), ("index", 1)), (("dim", 1), ("index", 1)), (("dim", 0), ("start", 1), ("length", 2)),
     (("dim", 1), ("start", 1), ("length", 2)), (("dim0", 0), ("dim1", 1)), (("shape", (2, 2, 4)),),
@@ -110,7 +117,8 @@ def chains_of(space: Space, depth: int, part: int) -> list[ChainCase]:
 def _of_partial_and_strided(space: Space, dtype: str) -> list[ChainCase]:
     """Returns chains in which an operator takes a partial result or the view of a shard, or which write into a view.
 
-    If a dim behind another one is sharded, each rank's part of the flattened dim is strided.
+    If a dim behind another one is sharded, each rank's part of the flattened dim is strided. A write into the shards of
+    a whole tensor must not change the whole tensor.
     """
     [world_size] = space.world_sizes
     chains: list[tuple[tuple[Shape, ...], str, Steps]] = [
@@ -132,6 +140,8 @@ def _of_partial_and_strided(space: Space, dtype: str) -> list[ChainCase]:
         (((2, 4),), "shard(1)", (FLATTENED, (name, ("y0",) * (2 if name in JOINING else 1), arguments)))
         for name, arguments in ALONG_STRIDED
     ]
+    columns = ("flatten", ("x0",), (("start_dim", 1), ("end_dim", 2)))
+    chains += [(((3, 2, 4),), "shard(2)", (columns, (name, ("y0",), arguments))) for name, arguments in BEFORE_STRIDED]
     rows = ("flatten", ("x0",), (("start_dim", 0), ("end_dim", 1)))
     chains += [
         (((2, 4, 3), other), "shard(1)", (rows, ("mm", sources, ())))
@@ -146,6 +156,8 @@ def _of_partial_and_strided(space: Space, dtype: str) -> list[ChainCase]:
         for text in ("replicate", "shard(0)", "shard(1)", "partial(sum)")
         for how in WRITTEN
     ]
+    to_rows = (REDISTRIBUTE, ("x0",), (("placements", "shard(0)"),))
+    chains += [(((4, 4),), "replicate", (to_rows, (WRITE, ("y0",), (*WRITTEN[1], ("factor", 2.0)))))]
     return [
         ChainCase(
             world_size=world_size,
