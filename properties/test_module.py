@@ -258,6 +258,7 @@ fully_sharded_blocks_in_one_context = module_property(
     "equivtest.programs.examples.gated:two_blocks",
     f"{ADJUSTED}fully_sharded_in_one_context",
     x_shapes=((2, 2), (4, 2), (5, 2)),
+    conclusive_dtypes=("float32", "float64", "float16"),  # too many digits for bfloat16
 )
 
 NARROW = "equivtest.programs.examples.narrow:narrow_block"

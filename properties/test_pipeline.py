@@ -45,7 +45,7 @@ sharded_pipelined_step = module_property(
     options={
         "counts": (False, True),
         "dim": (0, 1),
-        "schedule": ("1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"),
+        "schedule": ("1F1B", "Interleaved1F1B", "ZBVZeroBubble"),
     },
     optimizer="equivtest.programs.examples.mixture:sgd",
     step=f"{PIPELINE}_plan:sharded_scheduled",

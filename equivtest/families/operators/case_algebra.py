@@ -136,6 +136,12 @@ ROWS = (
         BIDIAGONAL,
         _beside_columns,
     ),
+    _exactly(  # ones stand for a diagonal that holds others
+        "linalg.solve_triangular with ones",
+        lambda a, b: torch.linalg.solve_triangular(a * 2, b, upper=True, unitriangular=True),
+        BIDIAGONAL,
+        _beside_columns,
+    ),
     _exactly("triangular_solve", lambda a, b: torch.triangular_solve(b, a)[0], BIDIAGONAL, _beside_columns),
     _exactly("linalg.pinv", torch.linalg.pinv, DIAGONAL),
     _exactly("linalg.eig", lambda x: torch.linalg.eig(x)[0].real, DIAGONAL),

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from equivtest.cases.case import Shape
-from equivtest.families.operators.case_forms import Form, Signature, Signatures, along, each
+from equivtest.families.operators.case_forms import Form, Signature, Signatures, along, each, either
 from equivtest.families.operators.case_operator import ANY, SIGNS, chooses, rounded
 
 Results = tuple[torch.Tensor, ...]
@@ -105,7 +105,13 @@ ROWS = (
         rounds=True,
         num_dims=(3,),
     ),
-    chooses("nn.functional.max_pool2d", functional.max_pool2d, each(kernel_size=(1, 2)), num_dims=(3,), rounds=True),
+    chooses(
+        "nn.functional.max_pool2d",
+        functional.max_pool2d,
+        either(each(kernel_size=(1, 2)), each(kernel_size=(1, 2), stride=1, padding=(0, 1))),
+        num_dims=(3,),
+        rounds=True,
+    ),
     chooses("nn.functional.max_unpool2d", _unpooled, _beside((2, 2), (2, 4)), num_dims=(2,), rounds=True),
     chooses("nn.functional.max_unpool3d", _unpooled_volume, _volumes, num_dims=(3,), rounds=True),
     chooses("grid_sampler_2d", _looked_up, _corners(2), domains=(ANY, SIGNS), num_dims=(3,), rounds=True),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn import functional
@@ -26,6 +26,8 @@ from equivtest.families.operators.case_arguments import (
     unsqueezes,
 )
 from equivtest.families.operators.case_forms import (
+    Argument,
+    Form,
     Signature,
     Signatures,
     each,
@@ -49,6 +51,22 @@ from equivtest.families.operators.case_operator import (
     rounded,
 )
 
+
+def _ascending(limits: torch.Tensor) -> torch.Tensor:
+    """Returns the elements in order, sharded as they were. A sort of a sharded dim replicates it."""
+    placed: Any = limits
+    found: Any = limits.sort().values
+    if module_of_dtensor(placed) is None or any(each.is_partial() for each in placed.placements):
+        return cast("torch.Tensor", found)
+    moved: torch.Tensor = found.redistribute(placements=placed.placements)
+    return moved
+
+
+def _windows(size: Argument, padding: Argument = 1) -> Form:
+    """Returns a form for averages of windows: apart, and overlapping with padding that does not count."""
+    return either(each(kernel_size=size), each(kernel_size=size, stride=1, padding=padding, count_include_pad=False))
+
+
 _OF_BOOLS = ("bitwise_and", "bitwise_or", "bitwise_xor")
 _OF_WHOLE_NUMBERS = ("gcd", "lcm", "bitwise_left_shift", "bitwise_right_shift")
 
@@ -58,7 +76,7 @@ ROWS = (
     chooses("bitwise_not", torch.bitwise_not, kinds=(BOOLS,)),
     chooses(
         "bucketize",
-        lambda x, limits, **how: torch.bucketize(x, limits.sort().values, **how),
+        lambda x, limits, **how: torch.bucketize(x, _ascending(limits), **how),
         lambda shape: (Signature((shape, (3,))), Signature((shape, (3,)), (("right", True),))),
     ),
     # Copies of views, and copies into which a view is written.
@@ -80,8 +98,8 @@ ROWS = (
     chooses("slice_scatter", torch.slice_scatter, sliced_beside),
     chooses("diag", torch.diag, either(each(), each(diagonal=1)), num_dims=(1, 2)),
     chooses("nanmedian", torch.nanmedian, reduced(several=False), domain=DISTINCT),
-    chooses("nn.functional.avg_pool1d", functional.avg_pool1d, each(kernel_size=2), num_dims=(3,)),
-    chooses("nn.functional.avg_pool2d", functional.avg_pool2d, each(kernel_size=(2, 1)), num_dims=(3,)),
+    chooses("nn.functional.avg_pool1d", functional.avg_pool1d, _windows(2), num_dims=(3,)),
+    chooses("nn.functional.avg_pool2d", functional.avg_pool2d, _windows((2, 1), (1, 0)), num_dims=(3,)),
     # In place, on a copy of the first operand.
     Operator("add in place", in_place("add_"), either(smaller_beside, numbers("other", 1.0), scaled_beside)),
     Operator("sub in place", in_place("sub_"), either(smaller_beside, numbers("other", 1.0), scaled_beside)),

@@ -93,7 +93,7 @@ ROWS = (
     # Arithmetic of two and three operands.
     Operator("add", torch.add, either(pairs(), pairs(alpha=2), pairs(alpha=-2), numbers("other", 1.0, 2, -3.0))),
     Operator("sub", torch.sub, either(pairs(), pairs(alpha=2), pairs(alpha=-2), numbers("other", 1.0, 2, -3.0))),
-    Operator("rsub", torch.rsub, either(pairs(), numbers("other", 1.0, 2, -3.0))),
+    Operator("rsub", torch.rsub, either(pairs(), pairs(alpha=2), numbers("other", 1.0, 2, -3.0))),
     Operator("mul", torch.mul, either(pairs(), numbers("other", 2.0, -3, 0.5))),
     rounded("div", torch.div, either(pairs(), numbers("other", 3.0, 2, -2.0)), domain=POSITIVE),
     rounded("true_divide", torch.true_divide, pairs(), domain=POSITIVE),

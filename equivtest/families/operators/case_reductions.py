@@ -51,8 +51,8 @@ ROWS = (
     chooses("prod", torch.prod, reduced(several=False), domain=POWERS, adds_cotangents=False),
     rounded("var", torch.var, either(reduced(), reduced(correction=0))),
     rounded("std", torch.std, either(reduced(), reduced(correction=0))),
-    rounded("var_mean", torch.var_mean, reduced()),
-    rounded("std_mean", torch.std_mean, reduced()),
+    rounded("var_mean", torch.var_mean, either(reduced(), reduced(correction=0))),
+    rounded("std_mean", torch.std_mean, either(reduced(), reduced(correction=0))),
     rounded("norm", _norm, either(*(reduced(ord=ord) for ord in (2, 1, "inf", 3, 0, "-inf")))),
     rounded("linalg.vector_norm", torch.linalg.vector_norm, reduced()),
     rounded("logsumexp", torch.logsumexp, reduced(all_dims=False, keepdim=False)),  # findings/58
@@ -64,7 +64,7 @@ ROWS = (
     rounded("softmax", torch.softmax, along()),
     rounded("log_softmax", torch.log_softmax, along()),
     rounded("nn.functional.softmin", functional.softmin, along()),
-    rounded("nn.functional.normalize", functional.normalize, along()),
+    rounded("nn.functional.normalize", functional.normalize, either(along(), along(p=1.0))),
     rounded("nn.functional.glu", functional.glu, along()),
     rounded("renorm", torch.renorm, along(p=2, maxnorm=1.0)),
 )

@@ -87,7 +87,7 @@ ROWS = (
         either(each(), each(offset=1), each(offset=-1, dim1=-1, dim2=0)),
         num_dims=(2, 3),
     ),
-    chooses("diag_embed", torch.diag_embed, either(each(), each(offset=1)), num_dims=(1, 2)),
+    chooses("diag_embed", torch.diag_embed, either(each(), each(offset=1), each(dim1=0, dim2=1)), num_dims=(1, 2)),
     chooses("tril", torch.tril, either(each(), each(diagonal=1), each(diagonal=-1)), num_dims=(2, 3)),
     chooses("triu", torch.triu, either(each(), each(diagonal=1), each(diagonal=-1)), num_dims=(2, 3)),
     chooses("flip", torch.flip, moved(flips)),
@@ -149,7 +149,7 @@ ROWS = (
         either(along(), along(descending=True)),
         domain=DISTINCT,
     ),
-    chooses("argsort", torch.argsort, along(), domain=DISTINCT),
+    chooses("argsort", torch.argsort, either(along(), along(descending=True)), domain=DISTINCT),
     chooses("topk", torch.topk, _one_k_per_dim, domain=DISTINCT),
     chooses("kthvalue", torch.kthvalue, moved(per_dim("k", 1, 2)), domain=DISTINCT),
 )

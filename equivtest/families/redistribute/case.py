@@ -55,8 +55,8 @@ class RedistributeCase(ActivationCase):
         states_shape: Whether from_local gets the global shape, as uneven shards need.
         checks: Argument `run_check` of from_local. Along each axis on which x is replicated, only the first rank has
             the right x then, and from_local broadcasts it.
-        from_end: Whether redistribute, distribute_tensor and from_local get the dims of shards counted from the end. The
-            call that makes a leaf, on the road 'dtensor', gets them counted from the front.
+        from_end: Whether redistribute, distribute_tensor and from_local get the dims of shards counted from the end. On
+            the road 'dtensor', the call that makes the leaf gets them counted from the front.
         async_op: Argument of redistribute.
         forward_dtype, backward_dtype: Arguments of redistribute. If '', redistribute does not get them.
         requires_grad: ('x',) if x needs a gradient, () if it does not.

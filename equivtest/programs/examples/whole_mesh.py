@@ -15,6 +15,7 @@ from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import DataParallelMeshDims, fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from equivtest.programs.examples.gated import ScaledBlock
 from equivtest.programs.examples.plans import sequence_parallel
@@ -68,7 +69,12 @@ def write(block: nn.Module, whole: dict[str, torch.Tensor]) -> None:
 
 
 def parallel_on_named_axes(block: ScaledBlock, mesh: DeviceMesh, *, data: str) -> nn.Module:
-    """Does the same with parameters that are DTensors on the whole mesh. FSDP2 gets the names of its axes."""
+    """Does the same with parameters that are DTensors on the whole mesh. FSDP2 gets the names of its axes.
+
+    FSDP2 requires that the parameters have the same mesh object. DTensor's cache of rules would give them an equal
+    mesh, which an earlier case made, so it is cleared.
+    """
+    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
     whole = {name: parameter.detach().clone() for name, parameter in block.named_parameters()}
     mesh = three_axes(mesh) if data == "both" else mesh
     fully_shard(sequence_parallel_on(block, mesh), mesh=mesh, dp_mesh_dims=NAMED[data])

@@ -117,8 +117,7 @@ def chains_of(space: Space, depth: int, part: int) -> list[ChainCase]:
 def _of_partial_and_strided(space: Space, dtype: str) -> list[ChainCase]:
     """Returns chains in which an operator takes a partial result or the view of a shard, or which write into a view.
 
-    If a dim behind another one is sharded, each rank's part of the flattened dim is strided. A write into the shards of
-    a whole tensor must not change the whole tensor.
+    If a dim behind another one is sharded, each rank's part of the flattened dim is strided.
     """
     [world_size] = space.world_sizes
     chains: list[tuple[tuple[Shape, ...], str, Steps]] = [
@@ -156,8 +155,6 @@ def _of_partial_and_strided(space: Space, dtype: str) -> list[ChainCase]:
         for text in ("replicate", "shard(0)", "shard(1)", "partial(sum)")
         for how in WRITTEN
     ]
-    to_rows = (REDISTRIBUTE, ("x0",), (("placements", "shard(0)"),))
-    chains += [(((4, 4),), "replicate", (to_rows, (WRITE, ("y0",), (*WRITTEN[1], ("factor", 2.0)))))]
     return [
         ChainCase(
             world_size=world_size,
