@@ -324,8 +324,9 @@ def places(name: str) -> set[tuple[str, bool, object]]:
     found = set()
     for case in calls(name):
         arguments, [[text]] = dict(case.arguments), case.placements
-        dim: Any = arguments.get("dim", ())
-        named = [each % len(case.operands[0]) for each in (dim if isinstance(dim, tuple) else (dim,))]
+        dim: Any = arguments.get("dim")
+        dims = () if dim is None else dim if isinstance(dim, tuple) else (dim,)
+        named = [each % len(case.operands[0]) for each in dims]
         if named and text.startswith("shard"):
             sharded = int(text.removeprefix("shard(").removesuffix(")"))
             where = "named" if sharded in named else "before" if sharded < min(named) else "behind"
@@ -338,6 +339,20 @@ def test_gate_run_reduces_a_dim_before_at_and_behind_the_sharded_dim(name: str) 
     each = {(where, False, keeps) for where in ("before", "named", "behind") for keeps in (False, True)}
 
     assert each <= places(name)
+
+
+@pytest.mark.parametrize("name", ["amax", "aminmax", "argmax", "var"])
+def test_gate_run_reduces_all_dims_of_a_shard_and_keeps_them(name: str) -> None:
+    kept = [case for case in calls(name) if dict(case.arguments) == {"dim": None, "keepdim": True}]
+
+    assert any(case.placements[0] in [("shard(0)",), ("shard(1)",)] for case in kept)
+
+
+@pytest.mark.parametrize("name", ["t", "softmax", "cumsum", "add"])
+def test_gate_run_calls_an_operator_on_a_sharded_vector(name: str) -> None:
+    found = [case for case in gate_calls(2) if case.operator == name and case.operands[0] == (5,)]
+
+    assert any(case.placements[0] == ("shard(0)",) for case in found)
 
 
 @pytest.mark.parametrize("name", ["sum", "amax", "any", "linalg.vector_norm"])

@@ -159,7 +159,8 @@ def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
         for case in (*one, *(() if name in WRITING else _further_calls(one, space.dtypes)))
     ]
     on_other_shapes = (_on_a_shape_of_their_own, _on_a_vector)
-    return listed + [case for calls_on in on_other_shapes for name in names for case in calls_on(name, dtype)]
+    listed += [case for calls_on in on_other_shapes for name in names for case in calls_on(name, dtype)]
+    return list(dict.fromkeys(listed))
 
 
 def _further_calls(calls: Sequence[OperatorCase], dtypes: Sequence[str]) -> list[OperatorCase]:
