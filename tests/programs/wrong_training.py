@@ -281,7 +281,6 @@ OF_OPTIONS: dict[str, WrongRule] = {
     # functional collectives
     "axis_is_the_first": WrongRule("a mesh with an axis stands for its first axis", "functional", f"{FUNCTIONAL}_resolve_group", "return dmesh._dim_group_names[dim]", "return dmesh._dim_group_names[0]", "pytorch 93173"),
     "mesh_is_the_world": WrongRule("a mesh stands for the default group", "functional", f"{FUNCTIONAL}_resolve_group", "return group._dim_group_names[0]", "return c10d._get_default_group().group_name", "pytorch 93173"),
-    "ranks_counted_from_0": WrongRule("a list of ranks stands for as many first ranks", "functional", f"{FUNCTIONAL}_resolve_group", "cast(list[int], group),", "list(range(len(group))),", "pytorch 93173"),
     "permuted_backwards": WrongRule("permute_tensor sends to the source", "functional", f"{FUNCTIONAL}permute_tensor", "for src, dst in enumerate(src_dst):", "for dst, src in enumerate(src_dst):", "pytorch 100845"),
     "first_part_everywhere": WrongRule("all_gather_inplace copies the first part to all tensors", "functional", f"{FUNCTIONAL}all_gather_inplace", "offset += t_offset", "pass", "pytorch 106668"),
     "always_summed": WrongRule("reduce_scatter_tensor_inplace ignores its reduction", "functional", f"{FUNCTIONAL}reduce_scatter_tensor_inplace", "input, op, scatter_dim", 'input, "sum", scatter_dim', "pytorch 106668"),

@@ -185,7 +185,7 @@ MOST_STRIDE = 8
 MOST_OFFSET = 7
 ORDERS = ("rows", "transposed", "channels_last")
 MEMORIES = ("new", "kept", "freed")
-GROUP_FORMS = ("group", "mesh", "axis", "ranks", "name")
+GROUP_FORMS = ("group", "mesh", "axis", "name")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -218,7 +218,7 @@ class CollectivesCase(Case):
             second call's result is judged. If 'freed', each call is made twice too, but the second call has other
             tensors, at the addresses of the first call's tensors.
         group_form: How functional collectives are given the group: as a group, as a mesh, as a mesh and the number of
-            its axis, as a list of ranks, or as a name.
+            its axis, or as a name.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "index", "special")

@@ -156,7 +156,7 @@ def naming(call: Call, dtype: str) -> Iterator[None]:
 
 def begin(room: Room, call: Call, own: torch.Tensor) -> Begun:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of lists of ranks, and of former names
+        warnings.simplefilter("ignore", FutureWarning)  # of former names
         return FUNCTIONS[call.function](room, call, own)
 
 
@@ -252,15 +252,12 @@ def all_to_all(room: Room, call: Call, own: torch.Tensor) -> Begun:
 def place(room: Room) -> Any:
     """Returns the group as the case gives it to functional collectives.
 
-    torch looks for a group with the ranks of a list. If the ranks do not ascend, it could find another group with the
-    same ranks in another order, so the group itself is returned.
+    No case gives a list of ranks, which is deprecated: torch takes any group with these ranks, in whatever order.
     """
-    ranks = dist.get_process_group_ranks(room.group)
     forms: dict[str, Callable[[], Any]] = {
         "group": lambda: room.group,
         "mesh": lambda: room.mesh,
         "axis": lambda: axis_of(room.mesh),
-        "ranks": lambda: ranks if ranks == sorted(ranks) else room.group,
         "name": lambda: room.group.group_name,
     }
     return forms[room.case.group_form]()
