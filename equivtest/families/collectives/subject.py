@@ -55,13 +55,12 @@ def collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> dict[s
 
 def run_collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given, begin: Begin) -> dict[str, Placed]:
     """Returns the results by name, each joined over all sizes. `begin` begins one call."""
-    group = mesh.get_group()
     begun: list[tuple[Call, Room, Begun]] = []
     results: dict[str, list[torch.Tensor]] = {name: [] for name in case.collectives}
     kept: list[torch.Tensor] | None = None if case.memory == "new" else []
     for call, _ in itertools.product(case.calls, range(case.times)):
         for operand in operands_of(case, call, given):
-            room = replace(room_of(case, call, group, kept), mesh=mesh)
+            room = room_of(case, call, mesh, kept)
             with naming(call, case.dtype):
                 if case.memory != "new":
                     call_before(room, call, operand, begin)
@@ -74,9 +73,9 @@ def run_collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given, begin
     return {name: Placed(answer, layouts[name]) for name, answer in answers.items()}
 
 
-def room_of(case: CollectivesCase, call: Call, group: Any, kept: list[torch.Tensor] | None) -> Room:
-    order = "rows" if call.result == "uneven" else case.order
-    return Room(case, group, dist.get_rank(group), case.stride, case.offset, order, kept)
+def room_of(case: CollectivesCase, call: Call, mesh: DeviceMesh, kept: list[torch.Tensor] | None) -> Room:
+    order, group = "rows" if call.result == "uneven" else case.order, mesh.get_group()
+    return Room(case, group, dist.get_rank(group), case.stride, case.offset, order, kept, mesh=mesh)
 
 
 def call_before(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> None:

@@ -44,7 +44,7 @@ def is_dim_divided(case: OperatorCase) -> bool:
 
 def keeps_all_dims(case: OperatorCase) -> bool:
     """True if the call reduces all dims of a sharded operand, without naming them, and keeps them as dims of size 1."""
-    is_sharded = any(text.startswith("shard") for text in case.placements[0]) if case.placements else False
+    is_sharded = any(text.startswith("shard") for texts in case.placements[:1] for text in texts)
     return case.dim is None and bool(dict(case.arguments).get("keepdim")) and is_sharded
 
 

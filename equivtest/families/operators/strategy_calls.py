@@ -42,7 +42,7 @@ from typing import TypeVar
 
 from equivtest.cases.case import Shape
 from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE, OperatorCase, Placements
-from equivtest.families.operators.case_forms import Signature
+from equivtest.families.operators.case_forms import Signature, Signatures
 from equivtest.families.operators.case_operator import FLOATS, Operator
 from equivtest.families.operators.case_samples import IN_PLACE, OUT, ROWS, UNDECIDED, way_of
 from equivtest.families.operators.case_table import (
@@ -253,18 +253,14 @@ def _on_a_shape_of_their_own(name: str, dtype: str) -> list[OperatorCase]:
 
     No other call has this shape, so a cache of rules that ignores the dim gives the second call the rule of the first.
     """
-    operator = OPERATORS[name]
-    if operator.has_samples or len(OWN_SHAPE) not in operator.num_dims or name in SLOW_IF_SHARDED | CONVOLUTIONS:
-        return []
     found = dict[bool, Signature]()
-    for signature in operator.form(OWN_SHAPE):
+    for signature in _signatures_on(OWN_SHAPE, name):
         if (place := places_of(signature).get("shard(0)")) and is_taken(name, signature, dtype):
             found.setdefault(place[0] == NAMED, signature)
     first, second = found.get(False), found.get(True)
     if first is None or second is None or first.shapes != second.shapes:
         return []
-    texts = ("shard(0)", *("replicate",) * (len(first.shapes) - 1))
-    return [_case(name, 2, dtype, (each, texts, "replicate", _modes(operator)[0])) for each in (first, second)]
+    return [_by_rows_of_the_first(name, dtype, each) for each in (first, second)]
 
 
 def _on_a_vector(name: str, dtype: str) -> list[OperatorCase]:
@@ -272,16 +268,23 @@ def _on_a_vector(name: str, dtype: str) -> list[OperatorCase]:
 
     A rule that takes every operand for a matrix would show.
     """
+    signatures = _signatures_on(VECTOR, name)
+    taken = [each for each in signatures if each.shapes[0] == VECTOR and is_taken(name, each, dtype)]
+    return [_by_rows_of_the_first(name, dtype, each) for each in dict.fromkeys((*taken[:1], *taken[-1:]))]
+
+
+def _signatures_on(shape: Shape, name: str) -> Signatures:
+    """Returns the signatures with which a hand-written operator is called on the shape, if it can be sharded freely."""
     operator = OPERATORS[name]
-    if operator.has_samples or 1 not in operator.num_dims or name in SLOW_IF_SHARDED | CONVOLUTIONS:
-        return []
-    taken = [each for each in operator.form(VECTOR) if each.shapes[0] == VECTOR and is_taken(name, each, dtype)]
-    chosen = dict.fromkeys((*taken[:1], *taken[-1:]))
-    texts = [("shard(0)", *("replicate",) * (len(each.shapes) - 1)) for each in chosen]
-    return [
-        _case(name, 2, dtype, (each, row, "replicate", _modes(operator)[0]))
-        for each, row in zip(chosen, texts, strict=True)
-    ]
+    if operator.has_samples or len(shape) not in operator.num_dims or name in SLOW_IF_SHARDED | CONVOLUTIONS:
+        return ()
+    return operator.form(shape)
+
+
+def _by_rows_of_the_first(name: str, dtype: str, signature: Signature) -> OperatorCase:
+    """Returns a call whose first operand is sharded along dim 0. All other operands are replicated."""
+    texts = ("shard(0)", *("replicate",) * (len(signature.shapes) - 1))
+    return _case(name, 2, dtype, (signature, texts, "replicate", _modes(OPERATORS[name])[0]))
 
 
 def _on_two_axes(calls: Sequence[OperatorCase]) -> list[OperatorCase]:

@@ -17,9 +17,10 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, share_comm_ctx
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import Shard
 
 from equivtest.programs.examples.gated import GatedBlock, TwoBlocks
+from equivtest.programs.examples.whole_mesh import write
 
 
 def fully_sharded_by_calls(
@@ -46,7 +47,7 @@ def fully_sharded_by_calls(
             layer.set_custom_all_gather(OwnAllGather())
             layer.set_custom_reduce_scatter(OwnReduceScatter())
         if parameters == "restored":
-            restore(layer, mesh)
+            restore(layer)
         if parameters == "in two":
             gather_in_two(layer)
     return block
@@ -90,7 +91,7 @@ class OwnReduceScatter(OwnMemory, ReduceScatter):
         output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])
 
 
-def restore(layer: Any, mesh: DeviceMesh) -> None:
+def restore(layer: Any) -> None:
     """Copies the gathered parameters, spoils the shards, converts them, and writes the copies into them."""
     layer.unshard()
     whole = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
@@ -101,9 +102,7 @@ def restore(layer: Any, mesh: DeviceMesh) -> None:
             parameter.fill_(torch.nan)
         layer.unshard()
         layer.to(torch.float32 if dtype == torch.float64 else torch.float64).to(dtype)
-        for name, parameter in layer.named_parameters():
-            same = DTensor.from_local(whole[name], mesh, [Replicate()], run_check=False)
-            parameter.copy_(same.redistribute(placements=parameter.placements))
+    write(layer, whole)
 
 
 def gather_in_two(layer: nn.Module) -> None:
@@ -149,7 +148,7 @@ def sometimes_gated() -> nn.Module:
 def fully_sharded_with_unused_layer(
     block: SometimesGated, mesh: DeviceMesh, *, together: bool, num_buffers: int
 ) -> nn.Module:
-    """Shards a block of which some ranks do not run one layer. These ranks reduce zeros for this layer.
+    """Shards a block. Some ranks do not run one of its layers, and reduce zeros for this layer.
 
     Args:
         together: Whether that layer is in a group with another layer. Otherwise all layers are in one group. No third

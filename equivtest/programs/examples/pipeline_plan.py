@@ -46,8 +46,8 @@ class Pipeline(nn.Module):
         counts: True if the loss function takes the number of rows of the batch, and divides by it. Then the losses of
             the micro-batches are added up.
         dim: The dim of the rows in tensors between stages.
-        evaluates: True if the schedule also evaluates the batch, without a backward, before each step, and the output
-            is that of the evaluation. A schedule of `BACK_AND_FORTH` raises if it evaluates (finding 141).
+        evaluates: True if the schedule also evaluates the batch, without a backward, before each step. Then the step
+            returns the output of the evaluation. A schedule of `BACK_AND_FORTH` raises if it evaluates (finding 141).
         schedule: Made in the first step.
     """
 
@@ -152,11 +152,11 @@ def scheduled(
     counts = {"loss_kwargs": {"num_rows": len(batch["x"])}} if module.counts else {}
     evaluated = module.schedule.eval(*inputs, **target, **counts) if module.evaluates else None
     losses.clear()
-    merged = module.schedule.step(*inputs, **target, **counts)
-    merged = evaluated if module.evaluates else merged
+    trained = module.schedule.step(*inputs, **target, **counts)
     optimizer.step()
     results = {"loss": x.new_zeros(()), "output": torch.zeros_like(batch["x"])}
     if module.is_last:
+        merged = evaluated if module.evaluates else trained
         (output,) = merged if isinstance(merged, tuple) else (merged,)
         loss = torch.stack(losses)
         results["loss"] = loss.mean() if module.takes_mean else loss.sum()
