@@ -43,7 +43,7 @@ def _sent_by_the_first(right: Any, tensor: torch.Tensor, mesh: DeviceMesh, mesh_
 
 
 def _inverse_permutation(shapes: Shapes, args: Any) -> list[Any]:
-    """Moves a shard where the inverse of the permutation puts its dim."""
+    """Moves a shard to the place to which the inverse of the permutation moves its dim."""
     dims = [dim % len(shapes[0]) for dim in args[1]]
     return [[Shard(dims[dim]), Shard(dim)] for dim in range(len(dims))]
 

@@ -250,7 +250,7 @@ OF_OPTIONS: dict[str, WrongRule] = {
     "dtype_of_first_part": WrongRule("parts of different dtypes are gathered in the dtype of the first", "fsdp2", f"{COLLECTIVES}_get_all_gather_input_metadatas", "all_gather_dtype = torch.uint8", "pass", "pytorch 137005"),
     "incomplete_group_released": WrongRule("a group whose forward ran in part is not gathered in the backward", "fsdp2", f"{FSDP2}_fsdp_state:FSDPState._force_complete_incomplete_states", "output = state._register_pre_backward_hook(output)", "pass", "pytorch 180428"),
     # beside tensor parallelism
-    "replicas_after_shards": WrongRule("HSDP beside tensor parallelism takes the axis of the replicas for that of the shards", "fsdp2", f"{PARAM}_init_sharding_spec_tp", "(Replicate(),) + dp_shard_tp_placement", "dp_shard_tp_placement[:1] + (Replicate(),) + dp_shard_tp_placement[1:]", "pytorch 133335"),
+    "replicas_after_shards": WrongRule("HSDP beside tensor parallelism exchanges the axes of replicas and shards", "fsdp2", f"{PARAM}_init_sharding_spec_tp", "(Replicate(),) + dp_shard_tp_placement", "dp_shard_tp_placement[:1] + (Replicate(),) + dp_shard_tp_placement[1:]", "pytorch 133335"),
     "replicas_called_shards": WrongRule("replicas beside tensor parallelism are declared as shards", "fsdp2", f"{PARAM}_init_sharding_spec_tp", "Replicate(),\n", "fsdp_placement,\n", "pytorch 133335"),
     "replicas_not_reduced": WrongRule("replicas without shards are not reduced", "fsdp2", f"{COLLECTIVES}foreach_reduce", "if all_reduce_group is not None:  #", "if all_reduce_group is not None and reduce_scatter_group is not None:  #", "pytorch 160135"),
     "partial_on_named_axes": WrongRule("on named axes, gradients that are partial over tensor parallel ranks stay so", "fsdp2", f"{PARAM}_get_grad_inner_tensor", "grad = grad.redistribute(placements=target_placements)", "pass", "pytorch 176334"),
@@ -272,7 +272,7 @@ OF_OPTIONS: dict[str, WrongRule] = {
     "delayed_not_broadcast": WrongRule("delayed parameters are not broadcast at construction", "ddp", f"{DDP}DistributedDataParallel._register_delay_all_reduce_hook", "dist._broadcast_coalesced(self.process_group, detached_params, bucket_cap_mb, 0)", "pass", "pytorch 95669"),
     # meshes
     "group_of_the_world": WrongRule("a mesh stands for the default group", "ddp", f"{DDP}DistributedDataParallel.__init__", "self.process_group = device_mesh.get_group(mesh_dim=0)", "self.process_group = _get_default_group()", "pytorch 106583"),
-    "shards_taken_for_even": WrongRule("tensor parallel shards are taken for equal in size", "ddp", f"{TP}_data_parallel_utils:_unflatten_tensor", "shape=spec.shape,\n        stride=spec.stride,", "", "pytorch 106583"),
+    "shards_taken_for_even": WrongRule("DDP assumes that tensor parallel shards are equal in size", "ddp", f"{TP}_data_parallel_utils:_unflatten_tensor", "shape=spec.shape,\n        stride=spec.stride,", "", "pytorch 106583"),
     "first_layer_local": WrongRule("parameters of the first layer alone become DTensors again", "ddp", f"{TP_DDP}_reconstruct_dtensor", "module.named_parameters():", "list(module.named_parameters())[:1]:", "pytorch 106583"),
     # replicate
     "never_synchronized_again": WrongRule("replicate never reduces again after a backward without reduction", "ddp", f"{REPLICATE}_ReplicateState.forward_pre_hook", "= not self._no_sync", "&= not self._no_sync", "pytorch 152712"),
@@ -290,7 +290,7 @@ OF_OPTIONS: dict[str, WrongRule] = {
     "coalesced_takes_largest": WrongRule("reduce_scatter_single_coalesced ignores its reduction", "functional", f"{FUNCTIONAL}reduce_scatter_single_coalesced", "reduceOp.lower()", '"max"', "pytorch 93173"),
     "messages_in_the_world": WrongRule("batch_p2p_ops_inplace ignores its group", "functional", f"{FUNCTIONAL}batch_p2p_ops_inplace", 'if group_name is None or group_name == "":', "if True:", "pytorch 106668"),
 }  # fmt: skip
-"""Of options that no shipped property used until the lines of torch that a gate runs were counted."""
+"""Rules of options that no shipped property used before the lines of torch that a gate runs were counted."""
 
 WRONG = FIRST | LATER | BLIND | BLIND_AGAIN | BLIND_THIRD | OF_OPTIONS
 

@@ -1,7 +1,7 @@
 """DistributedDataParallel that does not broadcast all tensors, or reduces one gradient later than the others.
 
-Where a tensor is broadcast, only the first rank has it right before. Where a tensor is not broadcast, only the first
-rank has it wrong, and restores it afterwards.
+If a tensor is broadcast, the first rank alone has the right tensor before. If a tensor is not broadcast, the first rank
+alone has a wrong tensor, and restores the right one afterwards.
 
 Source: class DistributedDataParallel in torch/nn/parallel/distributed.py (2.13.0).
 """
@@ -25,7 +25,7 @@ KEPT: dict[str, tuple[Collection[str], Collection[str], dict[str, bool]]] = {
     "ignored": ((*BUFFERS, "down.bias"), BUFFERS, {}),
     "gradients": ((), (), {}),
 }
-"""What is kept -> (tensors not broadcast at first, tensors not broadcast before a forward, settings)."""
+"""Name of the kept tensors -> (tensors not broadcast at first, tensors not broadcast before a forward, settings)."""
 
 TINY_MIB = 1e-6
 BUCKETS: dict[str, dict[str, Any]] = {

@@ -227,7 +227,7 @@ def data_parallel_of_outputs(
     batched_grad_copy: bool,
     skip_all_reduce_unused_params: bool,
 ) -> nn.Module:
-    """Looks for the parameters that take part in no output. The arguments are those of DistributedDataParallel."""
+    """Looks for the parameters that take part in no output. DistributedDataParallel has the same arguments."""
     return DistributedDataParallel(
         block,
         process_group=mesh.get_group(),

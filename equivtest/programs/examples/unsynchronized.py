@@ -15,8 +15,8 @@ from equivtest.programs.examples.token_mean import Report, TokenMean, change_buf
 class Unsynchronized(TokenMean):
     """Evaluates the module, and then runs all micro-batches except the last in `no_sync`.
 
-    Before this evaluation, all ranks receive the buffers of the first rank. After a step, the
-    buffers of all other ranks change, in the way in which running statistics follow a rank's own rows.
+    Before this evaluation, all ranks receive the buffers of the first rank. After a step, the buffers of all other
+    ranks change, in the way in which running statistics follow a rank's own rows.
     """
 
     def run(self) -> Report:

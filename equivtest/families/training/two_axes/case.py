@@ -69,7 +69,7 @@ class TwoAxisCase(DataParallelCase):
         )
         require(
             self.style != "ddp_tp" or not self.clips,
-            f"each rank of ddp_tp has plain gradients of its own shards: set clip_norm=0, got {self.clip_norm}",
+            f"ddp_tp gives each rank the plain gradients of one shard: set clip_norm=0, got {self.clip_norm}",
         )
         for name in ("scatters_every", "division"):
             require(
