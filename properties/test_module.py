@@ -48,7 +48,7 @@ prepared_pair = module_property(
     sizes={"rows": (12, 24)},
     positional=("x",),
     batch="whole",
-    options=dict.fromkeys(("shards_x", "shards_memory", "in_one"), (True, False)),
+    options=dict.fromkeys(("shards_x", "shards_memory", "in_one", "gathers_late"), (True, False)),
     world_sizes=(1, 2, 3, 4, 6, 12),
 )
 
@@ -221,6 +221,14 @@ fully_sharded_block = module_property(
 
 fully_sharded_block_by_layers = module_property(
     BUILD, f"{FULLY_SHARDED}_by_layers", x_shapes=ROWS, options={"reshard_after_forward": (True, False, 2)}
+)
+
+FLAT = "equivtest.programs.examples.flat:"
+STRATEGIES = {"strategy": ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"), "by_name": (True, False)}
+
+# One flat parameter, or one for each layer, that is divided without regard to rows.
+flat_sharded_block = module_property(
+    BUILD, f"{FLAT}flat_sharded", x_shapes=ROWS, options={**STRATEGIES, "by_layers": (True, False)}
 )
 
 fully_sharded_block_by_switches = module_property(
@@ -408,6 +416,20 @@ unsynchronized_step = module_property(
     micro_batches=3,
     max_norm=0.5,
     conclusive_dtypes=("float32", "float64"),
+)
+
+# Flat parameters, also in `no_sync`. Their module clips them, but none of float64 (finding 151).
+flat_sharded_step = module_property(
+    "equivtest.programs.examples.next_token:next_token",
+    f"{FLAT}flat_sharded",
+    inputs={"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))},
+    sizes={"batch": (2, 4, 7, 9, 12), "seq": (2,)},
+    options=STRATEGIES,
+    optimizer=f"{TOKEN_MEAN}adamw",
+    step=f"{FLAT}flat_token_mean",
+    micro_batches=3,
+    max_norm=0.5,
+    conclusive_dtypes=("float32",),
 )
 
 # Each row is a micro-batch, and in nearly every case ranks have different numbers of rows. Buffers change too.

@@ -94,7 +94,8 @@ def repeats(shape: Shape) -> list[Arguments]:
 def pads(shape: Shape) -> list[Arguments]:
     found: list[Shape] = [(1, 0), (0, 1), (1, 2), (1, -1), (-1, 1)]
     found += [(0, 0, 1, 0), (1, 0, 0, 2)] if len(shape) >= 2 else []
-    return [(("pad", pad), ("value", value)) for pad in found for value in (0.0, 2.0)]
+    constant: list[Arguments] = [(("pad", pad), ("value", value)) for pad in found for value in (0.0, 2.0)]
+    return [*constant, (("pad", (1, 1)), ("mode", "circular"))]
 
 
 def splits(shape: Shape) -> list[Arguments]:
@@ -210,12 +211,16 @@ def selected_beside(shape: Shape) -> Signatures:
 
 
 def sliced_beside(shape: Shape) -> Signatures:
-    """Returns signatures of `slice_scatter`, which writes the second operand into the first operand, from row 1 on."""
-    fronts = [(dim, dim % len(shape)) for dim in dims_of(shape) if shape[dim] > 1]
-    return tuple(
-        Signature((shape, (*shape[:front], shape[front] - 1, *shape[front + 1 :])), (("dim", dim), ("start", 1)))
-        for dim, front in fronts
-    )
+    """Returns signatures of `slice_scatter`, which writes the second operand into the first operand.
+
+    It writes from row 1 on, or every second row except the last.
+    """
+    found = []
+    for dim in dims_of(shape):
+        for num, where in ((shape[dim] - 1, {"start": 1}), (shape[dim] // 2, {"start": 0, "end": -1, "step": 2})):
+            rows = tuple(num if place == dim % len(shape) else size for place, size in enumerate(shape))
+            found += [Signature((shape, rows), (("dim", dim), *where.items()))] if num else []
+    return tuple(found)
 
 
 def added_rows(shape: Shape) -> Signatures:

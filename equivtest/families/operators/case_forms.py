@@ -7,7 +7,7 @@ A signature has the shapes of all operands and the arguments of a call. A form r
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from equivtest.cases.case import Shape
 
@@ -170,6 +170,13 @@ def products(*dims: str) -> Form:
         return (Signature(tuple(tuple(sizes[letter] for letter in letters) for letters in dims), letters=dims),)
 
     return form
+
+
+def with_arguments(form: Form, **arguments: Argument) -> Form:
+    """Returns the form's signatures with further arguments."""
+    return lambda shape: tuple(
+        replace(signature, arguments=(*signature.arguments, *arguments.items())) for signature in form(shape)
+    )
 
 
 def either(*forms: Form) -> Form:

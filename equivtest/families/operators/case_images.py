@@ -8,7 +8,17 @@ import torch
 from torch.nn import functional
 
 from equivtest.cases.case import Shape
-from equivtest.families.operators.case_forms import Form, Signature, Signatures, along, each, either
+from equivtest.families.operators.case_forms import (
+    Argument,
+    Arguments,
+    Form,
+    Signature,
+    Signatures,
+    along,
+    each,
+    either,
+    with_arguments,
+)
 from equivtest.families.operators.case_operator import ANY, SIGNS, chooses, rounded
 
 Results = tuple[torch.Tensor, ...]
@@ -22,6 +32,14 @@ def _beside(*tails: tuple[int, ...]) -> Form:
 def _volumes(shape: Shape) -> Signatures:
     """The operand (*shape, 2) has volumes if `shape` has three dims."""
     return (Signature(((*shape, 2),)),)
+
+
+def _windows_of_volumes(shape: Shape) -> Signatures:
+    """Returns signatures of windows that are apart, and of overlapping windows with padding that does not count."""
+    window: Argument = (1, 1, 2)
+    apart: Arguments = (("kernel_size", window),)
+    overlapping: Arguments = (*apart, ("stride", 1), ("padding", (0, 0, 1)), ("count_include_pad", False))
+    return tuple(Signature(((*shape, 2),), how) for how in (apart, overlapping))
 
 
 def _scaled(*how: str) -> Form:
@@ -52,9 +70,10 @@ def _layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Re
     return tuple(torch.native_layer_norm(x, x.shape[-1:], weight, bias, 0.5))
 
 
-def _group_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Results:
+def _group_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, one_each: bool = False) -> Results:
     rows, channels = x.shape[:2]
-    return tuple(torch.native_group_norm(x.contiguous(), weight, bias, rows, channels, x.shape[2], 1, 0.5))
+    num_groups = channels if one_each else 1
+    return tuple(torch.native_group_norm(x.contiguous(), weight, bias, rows, channels, x.shape[2], num_groups, 0.5))
 
 
 def _batch_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Results:
@@ -72,13 +91,14 @@ def _batch_norm_updating(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
 
 
 def _sizes(shape: Shape) -> Signatures:
-    """The argument `size` keeps the images of 2 by 3 pixels, or doubles them."""
+    """The argument `size` keeps the images of 2 by 3 pixels, or doubles them, or puts a pixel between each two."""
     x = (shape[0], shape[1], 2, 3)
-    return tuple(Signature((x,), (("size", size),)) for size in ((2, 3), (4, 6)))
+    between: Arguments = (("size", (3, 5)), ("align_corners", True))
+    return (*(Signature((x,), (("size", size),)) for size in ((2, 3), (4, 6))), Signature((x,), between))
 
 
-def _resized(x: torch.Tensor, size: tuple[int, int]) -> Any:
-    return torch.ops.aten._upsample_bilinear2d_aa(x, list(size), False)  # noqa: FBT003  (torch's own order)
+def _resized(x: torch.Tensor, size: tuple[int, int], *, align_corners: bool = False) -> Any:
+    return torch.ops.aten._upsample_bilinear2d_aa(x, list(size), align_corners)
 
 
 def _corners(num_dims: int) -> Form:
@@ -101,14 +121,19 @@ ROWS = (
     chooses(
         "nn.functional.avg_pool3d",
         functional.avg_pool3d,
-        lambda shape: (Signature(((*shape, 2),), (("kernel_size", (1, 1, 2)),)),),
+        _windows_of_volumes,
         rounds=True,
         num_dims=(3,),
     ),
     chooses(
         "nn.functional.max_pool2d",
         functional.max_pool2d,
-        either(each(kernel_size=(1, 2)), each(kernel_size=(1, 2), stride=1, padding=(0, 1))),
+        either(
+            each(kernel_size=(1, 2)),
+            each(kernel_size=(1, 2), stride=1, padding=(0, 1)),
+            each(kernel_size=(1, 2), ceil_mode=True),
+            each(kernel_size=(2, 1), stride=1, dilation=(2, 1)),
+        ),
         num_dims=(3,),
         rounds=True,
     ),
@@ -123,7 +148,12 @@ ROWS = (
         lambda shape: tuple(Signature((s.shapes[0],) * 2, s.arguments) for s in along()(shape)),
     ),
     rounded("native_layer_norm", _layer_norm, _scaled(), num_dims=(1, 2, 3)),
-    rounded("native_group_norm", _group_norm, _scaled("channels"), num_dims=(3,)),
+    rounded(
+        "native_group_norm",
+        _group_norm,
+        either(_scaled("channels"), with_arguments(_scaled("channels"), one_each=True)),
+        num_dims=(3,),
+    ),
     rounded("native_batch_norm", _batch_norm, _scaled("channels"), num_dims=(2, 3)),
     rounded("_native_batch_norm_legit", _batch_norm_legit, _scaled("channels"), num_dims=(2, 3)),
     rounded("_batch_norm_with_update", _batch_norm_updating, _scaled("channels"), num_dims=(2, 3)),

@@ -77,13 +77,21 @@ ROWS = (
     chooses(
         "bucketize",
         lambda x, limits, **how: torch.bucketize(x, _ascending(limits), **how),
-        lambda shape: (Signature((shape, (3,))), Signature((shape, (3,)), (("right", True),))),
+        lambda shape: (
+            Signature((shape, (3,))),
+            *(Signature((shape, (3,)), ((name, True),)) for name in ("right", "out_int32")),
+        ),
     ),
     # Copies of views, and copies into which a view is written.
     chooses("slice", torch.ops.aten.slice.Tensor, moved(slices)),
     chooses("constant_pad_nd", torch.constant_pad_nd, moved(pads), num_dims=(1, 2, 3)),
     chooses("expand_copy", lambda x, sizes: torch.expand_copy(x, sizes), moved(expands)),
-    chooses("diagonal_copy", torch.diagonal_copy, either(each(), each(offset=1)), num_dims=(2, 3)),
+    chooses(
+        "diagonal_copy",
+        torch.diagonal_copy,
+        either(each(), each(offset=1), each(offset=-1, dim1=-1, dim2=0)),
+        num_dims=(2, 3),
+    ),
     chooses(
         "split_with_sizes",
         lambda x, sizes, dim: torch.split_with_sizes(x, list(sizes), dim),
@@ -121,6 +129,8 @@ ROWS = (
     chooses("new_zeros", lambda x: x.new_zeros(x.shape)),
     chooses("new_full", lambda x, value: x.new_full(x.shape, value), numbers("value", 2.0, -3.0)),
     chooses("new_ones", lambda x: x.new_ones(x.shape)),
+    chooses("new_ones of other sizes", lambda x: x.new_ones((*x.shape[1:], *x.shape[:1], 2))),
+    chooses("full_like in float64", lambda x: torch.full_like(x, 2.5, dtype=torch.float64)),
     # To another dtype.
     chooses("double", lambda x: x.double()),
     chooses("to bfloat16 and back", lambda x: x.to(torch.bfloat16).to(x.dtype)),

@@ -59,7 +59,8 @@ _UNARY_ROUNDED: tuple[tuple[str, Call, str], ...] = (
 _OPTIONS: dict[str, dict[str, Argument]] = {
     "nn.functional.gelu": {"approximate": "tanh"}, "nn.functional.elu": {"alpha": 0.5},
     "nn.functional.celu": {"alpha": 0.5}, "nn.functional.leaky_relu": {"negative_slope": 0.5},
-    "nn.functional.softplus": {"beta": 2.0}, "nn.functional.hardtanh": {"min_val": -2.0, "max_val": 2.0},
+    "nn.functional.softplus": {"beta": 2.0, "threshold": 1.5},
+    "nn.functional.hardtanh": {"min_val": -2.0, "max_val": 2.0},
 }  # fmt: skip
 """Options of functions that are also called without them."""
 
@@ -71,12 +72,10 @@ def _with_option(name: str) -> Form:
 _COMPARISONS: tuple[tuple[str, Call], ...] = (
     ("eq", torch.eq), ("ne", torch.ne), ("lt", torch.lt), ("le", torch.le), ("gt", torch.gt), ("ge", torch.ge),
     ("logical_and", torch.logical_and), ("logical_or", torch.logical_or), ("logical_xor", torch.logical_xor),
-    ("isclose", torch.isclose),
 )  # fmt: skip
 
 _CHOICES: tuple[tuple[str, Call], ...] = (
     ("maximum", torch.maximum), ("minimum", torch.minimum), ("fmax", torch.fmax), ("fmin", torch.fmin),
-    ("copysign", torch.copysign),
 )  # fmt: skip
 
 
@@ -89,7 +88,9 @@ ROWS = (
     *(rounded(name, call, _with_option(name), domain=domain) for name, call, domain in _UNARY_ROUNDED),
     *(chooses(name, call, either(pairs(), numbers("other", 1.0, 0.0, -2.0))) for name, call in _COMPARISONS[:6]),
     *(chooses(name, call, pairs(), domain=BITS) for name, call in _COMPARISONS[6:]),
+    chooses("isclose", torch.isclose, either(pairs(), pairs(rtol=0.0, atol=1.0)), domain=BITS),
     *(chooses(name, call, pairs()) for name, call in _CHOICES),
+    chooses("copysign", torch.copysign, either(pairs(), numbers("other", -1.0))),
     # Arithmetic of two and three operands.
     Operator("add", torch.add, either(pairs(), pairs(alpha=2), pairs(alpha=-2), numbers("other", 1.0, 2, -3.0))),
     Operator("sub", torch.sub, either(pairs(), pairs(alpha=2), pairs(alpha=-2), numbers("other", 1.0, 2, -3.0))),
@@ -109,7 +110,7 @@ ROWS = (
     rounded("logaddexp", torch.logaddexp, pairs()),
     rounded("xlogy", torch.xlogy, pairs(), domain=POSITIVE),
     rounded("addcmul", torch.addcmul, either(triples(), triples(value=2), triples(value=-2))),
-    rounded("addcdiv", torch.addcdiv, triples(), domain=POSITIVE),
+    rounded("addcdiv", torch.addcdiv, either(triples(), triples(value=-2)), domain=POSITIVE),
     rounded("lerp", torch.lerp, either(triples(), pairs(weight=0.5))),
     chooses(
         "clamp",
@@ -119,8 +120,8 @@ ROWS = (
     chooses("clamp_min", torch.clamp_min, numbers("min", 0.0, 2.0)),
     chooses("clamp_max", torch.clamp_max, numbers("max", 0.0, -2.0)),
     chooses("nn.functional.threshold", functional.threshold, each(threshold=1.0, value=2.0)),
-    chooses("nn.functional.hardshrink", functional.hardshrink),
-    rounded("nn.functional.softshrink", functional.softshrink),
+    chooses("nn.functional.hardshrink", functional.hardshrink, either(each(), each(lambd=2.0))),
+    rounded("nn.functional.softshrink", functional.softshrink, either(each(), each(lambd=2.0))),
     rounded("nn.functional.prelu", functional.prelu, lambda shape: (Signature((shape, (1,))),)),
     chooses("where", torch.where, triples(), kinds=(BOOLS,)),
     chooses("masked_fill", torch.masked_fill, masks, kinds=(FLOATS, BOOLS)),

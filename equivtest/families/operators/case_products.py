@@ -6,8 +6,13 @@ import torch
 from torch.nn import functional
 
 from equivtest.families.operators.case_arguments import equations, images
-from equivtest.families.operators.case_forms import Signature, alike, either, products
+from equivtest.families.operators.case_forms import Form, Signature, alike, either, products, with_arguments
 from equivtest.families.operators.case_operator import Call, Operator
+
+
+def _scaled(form: Form) -> Form:
+    """Returns the form's signatures, and again with factors for the first operand and for the product."""
+    return either(form, with_arguments(form, beta=2, alpha=-3))
 
 
 def _of_either(of_lines: Call, of_images: Call) -> Call:
@@ -52,8 +57,8 @@ ROWS = (
         products("mn", "mk", "kn"),
         num_dims=(2,),
     ),
-    Operator("baddbmm", torch.baddbmm, products("bmn", "bmk", "bkn"), num_dims=(3,)),
-    Operator("addmv", torch.addmv, products("m", "mk", "k"), num_dims=(2,)),
+    Operator("baddbmm", torch.baddbmm, _scaled(products("bmn", "bmk", "bkn")), num_dims=(3,)),
+    Operator("addmv", torch.addmv, _scaled(products("m", "mk", "k")), num_dims=(2,)),
     Operator(
         "nn.functional.linear",
         functional.linear,

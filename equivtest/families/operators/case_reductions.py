@@ -64,7 +64,7 @@ ROWS = (
     rounded("softmax", torch.softmax, along()),
     rounded("log_softmax", torch.log_softmax, along()),
     rounded("nn.functional.softmin", functional.softmin, along()),
-    rounded("nn.functional.normalize", functional.normalize, either(along(), along(p=1.0))),
+    rounded("nn.functional.normalize", functional.normalize, either(along(), along(p=1.0), along(eps=64.0))),
     rounded("nn.functional.glu", functional.glu, along()),
     rounded("renorm", torch.renorm, along(p=2, maxnorm=1.0)),
 )
@@ -99,6 +99,9 @@ NOT_DRAWN = (
     rounded("mean in float64", _in_float64(torch.mean), reduced()),
     rounded("cumsum in float64", _in_float64(torch.cumsum), along()),
     rounded("softmax in float64", _in_float64(torch.softmax), along()),
+    rounded("log_softmax in float64", _in_float64(torch.log_softmax), along()),
+    chooses("prod in float64", _in_float64(torch.prod), reduced(several=False), domain=POWERS, adds_cotangents=False),
+    chooses("cumprod in float64", _in_float64(torch.cumprod), along(), domain=POWERS, adds_cotangents=False),
     *(
         chooses(f"{name} of whole numbers", getattr(torch, name), numbers("other", 0.5), kinds=(WHOLE,))
         for name in ("add", "sub", "mul", "div")

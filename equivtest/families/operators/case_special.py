@@ -28,7 +28,6 @@ _OF_ONE: tuple[tuple[str, Call, str], ...] = (
     ("special.i1", torch.special.i1, ANY), ("special.i1e", torch.special.i1e, ANY),
     ("special.entr", torch.special.entr, POSITIVE), ("special.erfcx", torch.special.erfcx, ANY),
     ("special.log_ndtr", torch.special.log_ndtr, ANY), ("special.ndtri", torch.special.ndtri, FRACTION),
-    ("logit", torch.logit, FRACTION),
 )  # fmt: skip
 
 
@@ -44,6 +43,7 @@ def _equal(x: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 ROWS = (
     *(rounded(name, call, domain=domain) for name, call, domain in _OF_ONE),
+    rounded("logit", torch.logit, either(each(), each(eps=0.375)), domain=FRACTION),
     rounded("special.xlog1py", torch.special.xlog1py, pairs(), domain=POSITIVE),
     rounded("special.zeta", lambda x, q: torch.special.zeta(x.detach(), q), pairs(), domain=ABOVE),
     rounded("polygamma", lambda x, n: torch.polygamma(n, x), numbers("n", 1, 2, 0), domain=POSITIVE),
@@ -76,8 +76,8 @@ ROWS = (
     chooses("view_as_complex", lambda x: torch.view_as_real(torch.view_as_complex(x)), _complex, rounds=True),
     chooses(
         "native_dropout_backward",
-        lambda g, mask: torch.ops.aten.native_dropout_backward(g, mask, 2.0),
-        alike(),
+        lambda g, mask, scale: torch.ops.aten.native_dropout_backward(g, mask, scale),
+        either(alike(scale=2.0), alike(scale=4.0)),
         kinds=(FLOATS, BOOLS),
     ),
 )

@@ -43,12 +43,19 @@ from equivtest.families.operators.case_operator import DISTINCT, FLOATS, INDEX, 
 
 
 def _one_k_per_dim(shape: Shape) -> Signatures:
-    """Returns signatures with k=1 for dims counted from the front, and with k=2, if possible, for dims from the end.
+    """Returns signatures of the smallest element for dims from the front, of two of the largest for dims from the end.
 
     `topk` has a wrong shape if an earlier call had the same dim and another k (finding 125).
     """
-    dims = [(dim, 1 if dim >= 0 else min(2, shape[dim])) for dim in dims_of(shape)]
-    return tuple(Signature((shape,), (("dim", dim), ("k", k))) for dim, k in dims)
+    dims = [(dim, 1 if dim >= 0 else min(2, shape[dim]), dim < 0) for dim in dims_of(shape)]
+    return tuple(Signature((shape,), (("dim", dim), ("k", k), ("largest", largest))) for dim, k, largest in dims)
+
+
+def _put_rows(shape: Shape) -> Signatures:
+    """Returns signatures of `index_put` that add up rows, and one that replaces a row."""
+    added = [Signature((shape, (n,), (n, *shape[1:]))) for n in (1, 2, 3) if shape]
+    replaced = [Signature((shape, (1,), (1, *shape[1:])), (("accumulate", False),))] if shape else []
+    return (*added, *replaced)
 
 
 ROWS = (
@@ -92,7 +99,7 @@ ROWS = (
     chooses("triu", torch.triu, either(each(), each(diagonal=1), each(diagonal=-1)), num_dims=(2, 3)),
     chooses("flip", torch.flip, moved(flips)),
     chooses("roll", torch.roll, moved(rolls)),
-    chooses("rot90", torch.rot90, num_dims=(2, 3)),
+    chooses("rot90", torch.rot90, either(each(), each(k=2), each(k=-1, dims=(1, 0))), num_dims=(2, 3)),
     chooses("nn.functional.pad", functional.pad, moved(pads), num_dims=(1, 2, 3)),
     chooses("cat", lambda *xs, dim: torch.cat(xs, dim), joined(new_dim=False)),
     chooses("stack", lambda *xs, dim: torch.stack(xs, dim), joined(new_dim=True)),
@@ -137,8 +144,8 @@ ROWS = (
     ),
     Operator(
         "index_put",
-        lambda x, index, other: torch.index_put(x, (index,), other, accumulate=True),
-        lambda shape: tuple(Signature((shape, (n,), (n, *shape[1:]))) for n in (1, 2, 3) if shape),
+        lambda x, index, other, accumulate=True: torch.index_put(x, (index,), other, accumulate=accumulate),
+        _put_rows,
         kinds=(FLOATS, INDEX, FLOATS),
     ),
     chooses("__getitem__", lambda x, index: x[index], picked_rows, kinds=(FLOATS, INDEX)),
@@ -149,7 +156,7 @@ ROWS = (
         either(along(), along(descending=True)),
         domain=DISTINCT,
     ),
-    chooses("argsort", torch.argsort, either(along(), along(descending=True)), domain=DISTINCT),
+    chooses("argsort", torch.argsort, either(along(), along(descending=True), along(stable=True)), domain=DISTINCT),
     chooses("topk", torch.topk, _one_k_per_dim, domain=DISTINCT),
     chooses("kthvalue", torch.kthvalue, moved(per_dim("k", 1, 2)), domain=DISTINCT),
 )

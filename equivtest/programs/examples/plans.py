@@ -91,7 +91,13 @@ def sharded_sequence_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def prepared_pair(
-    pair: nn.Module, mesh: DeviceMesh, *, shards_x: bool, shards_memory: bool, in_one: bool = False
+    pair: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    shards_x: bool,
+    shards_memory: bool,
+    in_one: bool = False,
+    gathers_late: bool = False,
 ) -> nn.Module:
     """Divides the rows of a scale, and computes the rest on plain tensors, of each rank's own rows or of all rows.
 
@@ -105,8 +111,11 @@ def prepared_pair(
         shards_x: Whether each rank computes its own rows of the first output. Otherwise it computes all rows.
         shards_memory: The same for the second output.
         in_one: Whether one style prepares inputs and outputs, and not two.
+        gathers_late: Whether the second output leaves the style of `each` as rows, and the style of the pair gathers
+            them.
     """
     whole, rows = Replicate(), Shard(0)
+    outside = (whole, rows if gathers_late else whole)
     x, memory = rows if shards_x else whole, rows if shards_memory else whole
     inputs: dict[str, Any] = {
         "input_layouts": (rows,),
@@ -114,7 +123,7 @@ def prepared_pair(
         "input_kwarg_layouts": {"memory": whole},
         "desired_input_kwarg_layouts": {"memory": memory},
     }
-    outputs: dict[str, Any] = {"output_layouts": (x, memory), "desired_output_layouts": (whole, whole)}
+    outputs: dict[str, Any] = {"output_layouts": (x, memory), "desired_output_layouts": outside}
     plan: dict[str, ParallelStyle] = {
         "": PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole),
         "scale": SequenceParallel(sequence_dim=0),
@@ -124,6 +133,10 @@ def prepared_pair(
     else:
         plan["each"] = PrepareModuleInput(**inputs, use_local_output=True)
         parallelize_module(pair, mesh, {"each": PrepareModuleOutput(**outputs)})
+    if gathers_late:
+        parallelize_module(
+            pair, mesh, PrepareModuleOutput(output_layouts=outside, desired_output_layouts=(whole, whole))
+        )
     return parallelize_module(pair, mesh, plan)
 
 

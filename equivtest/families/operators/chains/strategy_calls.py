@@ -47,17 +47,31 @@ ALONG_STRIDED: tuple[tuple[str, Arguments], ...] = (
     ("sum", (("dim", 0),)), ("mean", (("dim", 0),)), ("amax", (("dim", 0),)), ("softmax", (("dim", 0),)),
     ("log_softmax", (("dim", 0),)), ("cumsum", (("dim", 0),)), ("select", (("dim", 0), ("index", 3))),
     ("narrow", (("dim", 0), ("start", 1), ("length", 4))), ("flip", (("dims", (0,)),)),
-    ("roll", (("shifts", 1), ("dims", 0))), ("split", (("sizes", 2), ("dim", 0))),
-    ("sort", (("dim", 0),)), ("cat", (("dim", 0),)), ("stack", (("dim", 0),)),
+    ("roll", (("shifts", 1), ("dims", 0))), ("split", (("sizes", 2), ("dim", 0))), ("diag_embed", ()),
+    ("sort", (("dim", 0),)), ("cat", (("dim", 0),)), ("stack", (("dim", 0),)), ("max", (("dim", 0),)),
+    ("topk", (("dim", 0), ("k", 2), ("largest", True))), ("kthvalue", (("dim", 0), ("k", 2))),
+    ("chunk", (("dim", 0), ("chunks", 3))), ("cummax", (("dim", 0),)),
+    ("nn.functional.pad", (("pad", (1, 0)), ("value", 2.0))), (NORM, (("dim", 0),)), ("var", (("dim", 0),)),
+    ("logsumexp", (("dim", 0),)), ("repeat", (("repeats", (2,)),)), ("unbind", (("dim", 0),)),
+    ("unfold", (("dimension", 0), ("size", 2), ("step", 2))), ("nn.functional.normalize", (("dim", 0),)),
 )  # fmt: skip
 """Operators with their arguments that a gate calls along a dim of strided shards."""
 
 BEFORE_STRIDED: tuple[tuple[str, Arguments], ...] = (
     ("sum", (("dim", 0),)), ("mean", (("dim", 0),)), ("amax", (("dim", 0),)), ("select", (("dim", 0), ("index", 1))),
-    ("softmax", (("dim", 0),)), ("cumsum", (("dim", 0),)), ("unsqueeze", (("dim", 0),)),
-    ("transpose", (("dim0", 0), ("dim1", 1))),
+    ("softmax", (("dim", 0),)), ("cumsum", (("dim", 0),)), ("unsqueeze", (("dim", 0),)), ("unbind", (("dim", 0),)),
+    ("transpose", (("dim0", 0), ("dim1", 1))), ("movedim", (("dim0", 0), ("dim1", 1))), ("flatten", ()),
+    ("sum", (("dim", 0), ("keepdim", True))), ("expand", (("sizes", (2, -1, -1)),)), ("flip", (("dims", (0,)),)),
+    ("narrow", (("dim", 0), ("start", 1), ("length", 2))), ("var", (("dim", 0),)), ("repeat", (("repeats", (2, 1)),)),
+    ("permute", (("dims", (1, 0)),)),
 )  # fmt: skip
 """Operators with their arguments that a gate calls along the dim before a dim of strided shards."""
+
+BESIDE_STRIDED = ("add", "mul", "sub", "maximum")
+"""Operators that a gate calls on strided shards and a replicated tensor."""
+
+OF_DISTINCT = frozenset({"sort", "max", "topk", "cummax", "kthvalue", "var", "logsumexp", "nn.functional.normalize"})
+"""Operators that are called on real numbers, because equal elements have several places, or whole numbers round."""
 
 WRITTEN: tuple[Arguments, ...] = (
     (("dim", 0), ("index", 1)), (("dim", 1), ("index", 1)), (("dim", 0), ("start", 1), ("length", 2)),
@@ -139,6 +153,11 @@ def _of_partial_and_strided(space: Space, dtype: str) -> list[ChainCase]:
         (((2, 4),), "shard(1)", (FLATTENED, (name, ("y0",) * (2 if name in JOINING else 1), arguments)))
         for name, arguments in ALONG_STRIDED
     ]
+    chains += [
+        (((2, 4), (8,)), "shard(1)", (FLATTENED, (name, sources, ())))
+        for name in BESIDE_STRIDED
+        for sources in (("y0", "x1"), ("x1", "y0"))
+    ]
     columns = ("flatten", ("x0",), (("start_dim", 1), ("end_dim", 2)))
     chains += [(((3, 2, 4),), "shard(2)", (columns, (name, ("y0",), arguments))) for name, arguments in BEFORE_STRIDED]
     rows = ("flatten", ("x0",), (("start_dim", 0), ("end_dim", 1)))
@@ -171,7 +190,7 @@ def _of_partial_and_strided(space: Space, dtype: str) -> list[ChainCase]:
 
 def _needs_real(steps: Sequence[Step]) -> bool:
     """True if equal elements make the results or gradients ambiguous, as in a sort, or if whole numbers round."""
-    return bool({step[0] for step in steps} & {NORM, "sort"}) or steps[-1][1] == ("x0", "y0")
+    return bool({step[0] for step in steps} & {NORM, *OF_DISTINCT}) or steps[-1][1] == ("x0", "y0")
 
 
 def _arguments_of(name: str) -> Arguments:
