@@ -139,6 +139,21 @@ data_parallel_block_by_own_copies = module_property(
 
 TWO_OUTPUTS = "equivtest.programs.examples.gated:two_output_block"
 
+# The average of the parameters becomes the parameters after the third of four updates, whose rates follow a schedule.
+averaged_block = module_property(
+    "equivtest.programs.examples.averaged:averaged_block",
+    DATA_PARALLEL,
+    x_shapes=[(12, 2)],
+    options={
+        "average": ("mean", "exponential", "exponential of lists"),
+        "schedule": ("plateau", "swa", "cosine", "cycle", "chained", "in turn"),
+    },
+    batch="mean of parts",
+    optimizer="equivtest.programs.examples.averaged:averaged",
+    steps=4,
+    world_sizes=(2, 3),
+)
+
 # A communication hook of torch for each dtype; each is the mean of the gradients, under any setting.  In each dtype
 # also two ranks of a world of three: the mean is over the group, not over the world.
 data_parallel_block_by_hook = module_property(
@@ -418,7 +433,7 @@ unsynchronized_step = module_property(
     conclusive_dtypes=("float32", "float64"),
 )
 
-# Flat parameters, also in `no_sync`. Their module clips them, but none of float64 (finding 151).
+# Flat parameters, also in `no_sync`. Their module clips them.
 flat_sharded_step = module_property(
     "equivtest.programs.examples.next_token:next_token",
     f"{FLAT}flat_sharded",
@@ -429,7 +444,7 @@ flat_sharded_step = module_property(
     step=f"{FLAT}flat_token_mean",
     micro_batches=3,
     max_norm=0.5,
-    conclusive_dtypes=("float32",),
+    conclusive_dtypes=("float32", "float64"),
 )
 
 # Each row is a micro-batch, and in nearly every case ranks have different numbers of rows. Buffers change too.

@@ -8,7 +8,7 @@ them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -55,6 +55,20 @@ class Ranged(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise AssertionError(f"{func} on a ranged tensor outside of its mode")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ranged:
+        """Returns a copy, as of each parameter of a module that a program copies to average its parameters.
+
+        Source: torch/optim/swa_utils.py, AveragedModel (2.13.0).
+        """
+        if id(self) not in memo:
+            parts = [each.detach().clone() for each in (self.value, self.error, self.magnitude)]
+            copied = Ranged(*parts, replace(self.origin))  # type: ignore[call-arg, arg-type]
+            copied.requires_grad_(self.requires_grad)
+            copied._is_param = getattr(self, "_is_param", False)  # torch.nn.Parameter
+            memo[id(self)] = copied
+        found: Ranged = memo[id(self)]
+        return found
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Ranged({self.value}, error {self.error})"

@@ -418,7 +418,10 @@ def test_each_argument_of_a_call_is_changed_alone() -> None:
     assert changed("amax", operands=((3, 2, 4),), arguments=given) == ["dim=2, keepdim=True", "dim=1, keepdim=False"]
     assert changed("amax", operands=((3, 2, 4),), arguments=given[:1]) == ["dim=2", "dim=1, keepdim=True"]
     assert changed("permute", operands=((3, 2),), arguments=(("dims", (1, 0)),)) == ["dims=(0, 1)"]
-    assert changed("topk", operands=((3, 1, 4),), arguments=(("dim", 1), ("k", 1))) == ["dim=2, k=1"]  # not k=0
+    assert changed("topk", operands=((3, 1, 4),), arguments=(("dim", 1), ("k", 1))) == [  # not k=0
+        "dim=2, k=1",
+        "dim=1, k=1, largest=False",
+    ]
 
 
 def test_each_number_of_a_call_from_torchs_list_is_changed_alone() -> None:

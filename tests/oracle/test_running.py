@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -154,6 +156,21 @@ def test_write_to_a_result_changes_neither_operand_nor_bound(
         result.zero_()
 
     assert all(map(torch.equal, Parts.of(operand), before)) and torch.equal(right.value, value) and bool(x.all())
+
+
+def test_copied_module_has_the_values_and_errors_of_its_parameters_and_shares_none() -> None:
+    """AveragedModel copies the module that an optimizer trains."""
+    layer, off = torch.nn.Linear(2, 1, bias=False), torch.full((1, 2), 0.5, dtype=torch.float64)
+    given = Ranged(layer.weight.detach().clone(), off, off + 9)
+    with RunningError(arithmetic_of("float32"), ranks=2):
+        layer.weight = torch.nn.Parameter(given)
+        copied = copy.deepcopy(torch.nn.ModuleList([layer, layer]))
+    weight: Any = copied[0].weight
+    weight.value.zero_()
+
+    assert isinstance(weight, torch.nn.Parameter) and weight is copied[1].weight and weight.requires_grad
+    assert torch.equal(weight.error, off) and torch.equal(weight.magnitude, off + 9)
+    assert layer.weight.value.all()  # type: ignore[attr-defined]
 
 
 def test_dropout_with_probability_zero_of_a_constant_is_a_constant() -> None:

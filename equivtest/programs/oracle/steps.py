@@ -197,6 +197,12 @@ class Optimizer:
         self._case, self._counted = case, _counted(case)
         module = in_dtype(call_builder(case.build), case.dtype)
         given = {name: self._counted.exactly(value) for name, value in parameters.items()}
+        others = {name: each for name, each in module.named_parameters() if name not in given}
+        given |= {name: self._counted.exactly(each) for name, each in others.items()}
+        for name, buffer in list(module.named_buffers()):
+            if buffer.is_floating_point():
+                owner, _, last = name.rpartition(".")
+                setattr(module.get_submodule(owner), last, self._counted.exactly(buffer))
         with self._counted:
             with_parameters(module, given)
             self._optimizer = called_optimizer(case.training.optimizer, module)
