@@ -18,6 +18,7 @@ from tests.programs.blind_arithmetic import BLIND_ARITHMETIC
 from tests.programs.blind_fifth import BLIND_FIFTH
 from tests.programs.blind_fourth import BLIND_FOURTH
 from tests.programs.blind_others import BLIND_OTHERS
+from tests.programs.blind_seventh import BLIND_SEVENTH
 from tests.programs.blind_sixth import BLIND_SIXTH
 from tests.programs.blind_views import BLIND_VIEWS
 from tests.programs.wrong_arithmetic import WRONG_ARITHMETIC
@@ -36,7 +37,7 @@ SEEN = (
     | BLIND_SIXTH
 )
 """Name -> defect that was known when the gate's cases were last changed."""
-BLIND: dict[str, WrongOperator] = {}
+BLIND: dict[str, WrongOperator] = BLIND_SEVENTH
 """Name -> defect that was planted after the last change of the gate's cases."""
 WRONG = SEEN | BLIND
 _STAYING: dict[str, AbstractContextManager[Any]] = {}

@@ -292,7 +292,33 @@ OF_OPTIONS: dict[str, WrongRule] = {
 }  # fmt: skip
 """Rules of options that no shipped property used before the lines of torch that a gate runs were counted."""
 
-WRONG = FIRST | LATER | BLIND | BLIND_AGAIN | BLIND_THIRD | OF_OPTIONS
+COMPOSABLE = "torch.distributed._composable."
+
+BLIND_FOURTH: dict[str, WrongRule] = {
+    # FSDP2 and replicate
+    "output_as_it_comes": WrongRule("output_dtype without param_dtype is ignored", "fsdp2", f"{FSDP2}_fsdp_state:FSDPState._cast_output_dtype", "if self._mp_policy.output_dtype is None:", "if self._mp_policy.output_dtype is None or self._mp_policy.param_dtype is None:", "pytorch 118223"),
+    "hook_of_replicas_not_run": WrongRule("HSDP does not run the hook of set_all_reduce_hook", "fsdp2", f"{COLLECTIVES}foreach_reduce", "if all_reduce_hook is not None:", "if all_reduce_hook is not None and all_reduce_group is None:", "pytorch 147114"),
+    "ignored_parameters_averaged": WrongRule("replicate averages gradients of parameters to ignore", "fsdp2", f"{COMPOSABLE}replicate_with_fsdp:replicate", "ignored_params,\n        is_composable_fn", "None,\n        is_composable_fn", "pytorch 148242"),
+    "recomputed_without_keywords": WrongRule("composable checkpoint recomputes without keyword arguments", "training", f"{COMPOSABLE}checkpoint_activation:checkpoint", "*args,\n                **kwargs,\n", "*args,\n", "pytorch 128516"),
+    # clipping
+    "replicas_not_clipped": WrongRule("clipping scales sharded gradients alone", "clipping", f"{CLIP}_clip_grads_with_norm_", "torch._foreach_mul_(device_grads, clip", "torch._foreach_mul_([g for g in device_grads if all(p.is_shard() for p in getattr(g, 'placements', ()))], clip", "pytorch 126484"),
+    # hooks of DistributedDataParallel
+    "local_steps_begin_late": WrongRule("post-local SGD reduces over all ranks for one step more", "ddp", f"{HOOKS}post_localSGD_hook:post_localSGD_hook", "state.iter < state.start_localSGD_iter", "state.iter <= state.start_localSGD_iter", "pytorch 74157"),
+    # pipelines
+    "reduced_after_the_first": WrongRule("GPipe reduces gradients of a DDP stage after its first micro-batch", "training", f"{PIPELINES}schedules:ScheduleGPipe._step_microbatches", "last_backward=i == self._n_microbatches - 1", "last_backward=i == 0", "PiPPy 828"),
+    "keywords_cut_along_rows": WrongRule("a schedule ignores kwargs_chunk_spec", "training", f"{PIPELINES}schedules:_PipelineSchedule._split_inputs", "self._kwargs_chunk_spec,", "None,", "PiPPy 1043"),
+    "losses_of_all_steps": WrongRule("the list of losses keeps the losses of earlier steps", "training", f"{PIPELINES}schedules:_PipelineSchedule._update_losses", "losses.clear()\n        # Copy", "pass\n        # Copy", "pytorch 127946"),
+    # ZeroRedundancyOptimizer and state
+    "numbered_by_each_rank": WrongRule("the consolidated state numbers parameters as each rank does", "training", f"{ZERO}ZeroRedundancyOptimizer.state_dict", "global_param_index = self._param_to_index[global_param]", "global_param_index = local_param_index", "pytorch 54736"),
+    "rows_by_own_size": WrongRule("a whole state is cut as if all shards were as long as the rank's own", "training", "torch.distributed._state_dict_utils:_distribute_tensors", "slice(cur_offset, cur_offset + cur_shape)", "slice(start := cur_offset and cur_shape * dist.get_rank(), start + cur_shape)", "pytorch 136228"),
+    "last_row_not_read": WrongRule("a saved shard that begins in the last row is not read", "training", f"{STATE}planner_helpers:create_read_items_for_chunk_list", "if saved_start >= local_end:", "if saved_start >= local_end - 1:", "pytorch 169115"),
+    # differentiable collectives
+    "gradient_of_the_source": WrongRule("the gradient of a broadcast is the source's own", "training", "torch.distributed.nn.functional:_Broadcast.backward", "_Reduce.apply(ctx.src, ReduceOp.SUM, ctx.group, grad_output)", "grad_output.clone()", "pytorch 40762"),
+    "gathered_gradients_averaged": WrongRule("the gradient of all_gather_single is averaged over ranks", "functional", f"{FUNCTIONAL}all_gather_into_tensor_backward", '"sum",', '"avg",', "pytorch 123599"),
+}  # fmt: skip
+"""Planted by a fourth author, who had read no case and no property. `plain_blind_training_4` shows each rule."""
+
+WRONG = FIRST | LATER | BLIND | BLIND_AGAIN | BLIND_THIRD | OF_OPTIONS | BLIND_FOURTH
 
 OF_OPTIMIZERS = ("ddp_mlp", "fsdp2_mlp", "sequence_parallel_mlp_trains", "token_mean_step", "every_optimizer")
 PROPERTIES: dict[str, tuple[str, ...]] = {
