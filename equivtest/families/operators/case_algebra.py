@@ -59,9 +59,12 @@ def _exactly(name: str, call: Call, domain: str | tuple[str, ...], form: Form = 
 
 
 def _crossed(shape: Shape) -> Signatures:
-    fronts = [(dim, dim % len(shape)) for dim in range(-len(shape), len(shape))]
-    threes = [(dim, (*shape[:front], 3, *shape[front + 1 :])) for dim, front in fronts]
-    return tuple(Signature((each, each), (("dim", dim),)) for dim, each in threes)
+    """Returns signatures with one dim of size 3, because torch's cache of rules ignores `dim` (finding 152)."""
+    found = []
+    for dim in range(-len(shape), len(shape)):
+        sizes = tuple(3 if place == dim % len(shape) else 4 if size == 3 else size for place, size in enumerate(shape))
+        found.append(Signature((sizes, sizes), (("dim", dim),)))
+    return tuple(found)
 
 
 def _reduced_rows(shape: Shape) -> Signatures:
@@ -151,6 +154,7 @@ ROWS = (
         lambda x, index, other, dim, reduce, **how: torch.index_reduce(x, dim, index, other, reduce, **how),
         _reduced_rows,
         kinds=(FLOATS, INDEX, FLOATS),
+        adds_cotangents=False,  # equal largest elements divide the gradient
         num_dims=(1, 2, 3),
     ),
     chooses("diagonal_scatter", torch.diagonal_scatter, _diagonals, num_dims=(2, 3)),

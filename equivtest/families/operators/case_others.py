@@ -37,6 +37,7 @@ from equivtest.families.operators.case_forms import (
     pairs,
     reduced,
     triples,
+    with_arguments,
 )
 from equivtest.families.operators.case_operator import (
     BOOLS,
@@ -163,6 +164,24 @@ def _made(x: torch.Tensor, factory: str) -> torch.Tensor:
     return made
 
 
+def _distributed(x: torch.Tensor, how: str) -> torch.Tensor:
+    """Returns twelve times x, as `distribute_tensor` divides it. Two, three and four ranks add up equal shares exactly.
+
+    `how` is the reduction of a partial result. If it is 'own', each rank takes its rows of its own whole tensor.
+    """
+    if (of_dtensors := module_of_dtensor(x)) is None:
+        return x.detach() * 12
+    placed: Any = x
+    whole, mesh = placed.detach().full_tensor() * 12, placed.device_mesh
+    if how == "own":
+        own: torch.Tensor = of_dtensors.distribute_tensor(
+            whole, mesh, [of_dtensors.Shard(0)] * mesh.ndim, src_data_rank=None
+        )
+        return own
+    shares: torch.Tensor = of_dtensors.distribute_tensor(whole, mesh, [of_dtensors.Partial(how)] * mesh.ndim)
+    return shares
+
+
 def _shifted_layer_norm(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return functional.layer_norm(x, x.shape[-1:], None, bias, eps=0.5)
 
@@ -193,5 +212,14 @@ NOT_DRAWN = (
         kinds=(WHOLE, WHOLE),
     ),
     chooses("factory of DTensors", _made, either(*(each(factory=name) for name in ("full", "ones", "zeros")))),
+    chooses("distribute_tensor", _distributed, either(*(each(how=how) for how in ("sum", "avg", "max", "min", "own")))),
+    chooses(
+        "div in place to whole numbers",
+        in_place("div_"),
+        lambda shape: tuple(
+            with_arguments(smaller_beside, rounding_mode=mode)(shape)[0] for mode in ("floor", "trunc")
+        ),
+        adds_cotangents=False,
+    ),
     rounded("layer_norm without a weight", _shifted_layer_norm, _beside_last_dim, num_dims=(2, 3)),
 )

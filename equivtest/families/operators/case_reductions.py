@@ -96,6 +96,7 @@ def _in_float64(call: Call) -> Call:
 NOT_DRAWN = (
     TIES,
     rounded("sum in float64", _in_float64(torch.sum), reduced()),
+    rounded("linalg.vector_norm in float64", _in_float64(torch.linalg.vector_norm), reduced()),
     rounded("mean in float64", _in_float64(torch.mean), reduced()),
     rounded("cumsum in float64", _in_float64(torch.cumsum), along()),
     rounded("softmax in float64", _in_float64(torch.softmax), along()),

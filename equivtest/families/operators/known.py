@@ -295,6 +295,15 @@ def masks_ids_twice(case: OperatorCase) -> bool:
     return num_axes == 2 and set(case.placements[1]) == {"replicate"} and 0 not in case.operands[1]
 
 
+def masks_index_twice(case: OperatorCase) -> bool:
+    """True if a whole index picks along a dim that is sharded on two axes of at least two ranks."""
+    front = _indexed_dim(case)
+    num_axes = sum(
+        size > 1 and text == f"shard({front})" for size, text in zip(case.mesh_shape, case.placements[0], strict=True)
+    )
+    return num_axes == 2 and set(case.placements[-1]) == {"replicate"}
+
+
 def cuts_blocks_of_pixels(case: OperatorCase) -> bool:
     """True if some rank calls `pixel_unshuffle` or `pixel_shuffle` on a shard that has a part of a block.
 

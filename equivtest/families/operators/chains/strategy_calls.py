@@ -174,17 +174,20 @@ def _of_partial_and_strided(space: Space, dtype: str) -> list[ChainCase]:
         for text in ("replicate", "shard(0)", "shard(1)", "partial(sum)")
         for how in WRITTEN
     ]
+    made = [(shapes, (text, *("replicate",) * (len(shapes) - 1)), steps) for shapes, text, steps in chains]
+    flat = (FLATTENED, ("flatten", ("x1",), ()))  # shards of two strides
+    made += [(((2, 4), (4, 2)), ("shard(1)",) * 2, (*flat, (name, ("y0", "y1"), ()))) for name in BESIDE_STRIDED]
     return [
         ChainCase(
             world_size=world_size,
             dtype=dtype,
             operands=shapes,
             steps=steps,
-            placements=((text,), *(("replicate",),) * (len(shapes) - 1)),
+            placements=tuple((text,) for text in texts),
             requires_grad=() if WITHOUT_GRADIENT & {step[0] for step in steps} else tuple(range(len(shapes))),
             values=((REAL_MODE if _needs_real(steps) else EXACT_MODE, 1),),
         )
-        for shapes, text, steps in chains
+        for shapes, texts, steps in made
     ]
 
 
