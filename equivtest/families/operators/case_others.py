@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, cast
 
 import torch
@@ -148,20 +149,33 @@ def _with_columns(x: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
 def _made(x: torch.Tensor, factory: str) -> torch.Tensor:
     """Returns a tensor like x that a factory of torch makes; for a DTensor it is a factory of DTensors.
 
+    An empty tensor is filled with zeros.
+
     The factories are documented for Shard and Replicate alone.
     Source: `full`, `ones` and `zeros` in torch/distributed/tensor/_api.py (2.13.0).
     """
-    fill = {"full": (2.0,)}.get(factory, ())
+    fill: tuple[float, ...] = {"full": (2.0,)}.get(factory, ())
     if (of_dtensors := module_of_dtensor(x)) is None:
         plain: torch.Tensor = getattr(torch, factory)(x.shape, *fill, dtype=x.dtype, device=x.device)
-        return plain
+        return plain.zero_() if factory == "empty" else plain
     whole = of_dtensors.Replicate()
     placed: Any = x
     placements = [whole if each.is_partial() else each for each in placed.placements]
     made: torch.Tensor = getattr(of_dtensors, factory)(
         x.shape, *fill, dtype=x.dtype, device_mesh=placed.device_mesh, placements=placements
     )
-    return made
+    return made.zero_() if factory == "empty" else made
+
+
+def _beside_plain(x: torch.Tensor, name: str) -> torch.Tensor:
+    """Returns the result of an operator on x and a plain tensor, which counts as replicated."""
+    plain = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device) * 12  # three ranks divide it exactly
+    if (of_dtensors := module_of_dtensor(x)) is None:
+        found: torch.Tensor = getattr(torch, name)(x, plain)
+        return found
+    with import_module(f"{of_dtensors.__name__}.experimental").implicit_replication():
+        placed: torch.Tensor = getattr(torch, name)(x, plain)
+        return placed
 
 
 def _distributed(x: torch.Tensor, how: str) -> torch.Tensor:
@@ -211,7 +225,8 @@ NOT_DRAWN = (
         either(*(pairs(rounding_mode=mode) for mode in ("floor", "trunc"))),
         kinds=(WHOLE, WHOLE),
     ),
-    chooses("factory of DTensors", _made, either(*(each(factory=name) for name in ("full", "ones", "zeros")))),
+    chooses("factory of DTensors", _made, either(*(each(factory=name) for name in ("full", "ones", "zeros", "empty")))),
+    Operator("implicit_replication", _beside_plain, either(*(each(name=name) for name in ("add", "mul", "sub")))),
     chooses("distribute_tensor", _distributed, either(*(each(how=how) for how in ("sum", "avg", "max", "min", "own")))),
     chooses(
         "div in place to whole numbers",

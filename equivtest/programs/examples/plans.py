@@ -198,8 +198,10 @@ def data_parallel_by_hook(
     changes a gradient.
 
     Args:
-        hook: If 'post_local_sgd', the hook of every dtype averages over a subgroup, which has all ranks. If 'builtin',
-            it is the all_reduce in C++.
+        hook: If 'local_sgd', the hook of every dtype averages over a subgroup with all ranks, and its other group has
+            this rank alone. If 'before_local_sgd', it averages over the group, and the subgroup has this rank alone.
+            If 'builtin', it is the all_reduce in C++. If 'wrapped', the hooks of 16 bits wrap the hook of float32, and
+            PowerSGD compresses matrices of one shape together.
         composable: Whether the function `replicate` changes the block itself, and DistributedDataParallel does not wrap
             it.
         ignores: Only if `composable` is True. Whether the layer `up` is left out. A hook averages its gradient.
@@ -208,11 +210,17 @@ def data_parallel_by_hook(
     post_localSGD_hook.py; torch/distributed/_composable/replicate.py.
     """
     group, local_sgd = cast("Any", mesh.get_group()), cast("Any", post_localSGD_hook)
+    bf16: Any = default_hooks.bf16_compress_hook
+    fp16: Any = default_hooks.fp16_compress_hook
+    if hook == "wrapped":
+        bf16 = default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook)
+        fp16 = default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook)
+    power_sgd = {**POWER_SGD, "batch_tensors_with_same_shape": hook == "wrapped"}
     hooks: dict[torch.dtype, tuple[Any, Any]] = {
         torch.float32: (group, default_hooks.allreduce_hook),
-        torch.float16: (group, default_hooks.fp16_compress_hook),
-        torch.bfloat16: (group, scaled(default_hooks.bf16_compress_hook, 2.0**40)),
-        torch.float64: (PowerSGDState(cast("Any", Waiting(group)), **POWER_SGD), until_all_is_sent(powerSGD_hook)),
+        torch.float16: (group, fp16),
+        torch.bfloat16: (group, scaled(bf16, 2.0**40)),
+        torch.float64: (PowerSGDState(cast("Any", Waiting(group)), **power_sgd), until_all_is_sent(powerSGD_hook)),
     }
     dtype, own = next(block.parameters()).dtype, cast("Any", block.up)
     if ignores:
@@ -224,8 +232,11 @@ def data_parallel_by_hook(
         replicated = DistributedDataParallel(block, process_group=group, **settings)
     if hook == "builtin":
         replicated._register_builtin_comm_hook(cast("Any", distributed).BuiltinCommHookType.ALLREDUCE)
-    elif hook == "post_local_sgd":
-        state = local_sgd.PostLocalSGDState(group, group, start_localSGD_iter=0)
+    elif hook.endswith("local_sgd"):
+        alone = distributed.new_group([distributed.get_rank()], use_local_synchronization=True)
+        begins = hook == "local_sgd"
+        groups = (alone, group) if begins else (group, alone)
+        state = local_sgd.PostLocalSGDState(*groups, start_localSGD_iter=0 if begins else 100)
         replicated.register_comm_hook(state, local_sgd.post_localSGD_hook)
     else:
         replicated.register_comm_hook(*hooks[dtype])
