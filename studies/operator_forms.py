@@ -28,7 +28,7 @@ from equivtest.families.operators.case_samples import FILE, IN_PLACE, OUT, WAYS,
 from equivtest.families.operators.case_table import HAND_WRITTEN, OPERATORS, plain_operand
 from equivtest.families.operators.oracle import judged_how
 
-MAX_FORMS = {"": 5, IN_PLACE: 1, OUT: 1}
+MAX_FORMS = {"": 5, IN_PLACE: 2, OUT: 1}
 MAX_NUMEL, MAX_OPERANDS, MAX_RESULT = 250, 6, 1000
 MAX_SAMPLES = 400
 

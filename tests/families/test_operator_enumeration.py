@@ -601,10 +601,12 @@ def test_gate_run_divides_the_batch_of_all_operands_in_each_form(name: str) -> N
 @pytest.mark.parametrize("name", ["sort stable", "cumsum", "select", "softmax"])
 def test_gate_run_first_names_another_dim_than_the_sharded_one(name: str) -> None:
     """A cache that ignores the dim would take the rule of the first call for the second one."""
-    first, second = (call for call in gate_calls(2) if call.operator == name and call.operands[0] == OWN_SHAPE)
+    calls = [call for call in gate_calls(2) if call.operator == name and call.operands[0] == OWN_SHAPE]
+    first, second, behind = calls
 
     assert first.placements == second.placements == (("shard(0)",),)
     assert not placed_on_its_dims(first) and placed_on_its_dims(second)
+    assert behind.arguments == second.arguments and behind.placements == (("shard(1)",),)
 
 
 @pytest.mark.parametrize("name", sorted(strategy_calls.WITHOUT_BACKWARD))

@@ -107,7 +107,7 @@ MAX_ROWS = 200
 MAX_CHANGES = 3
 """Largest number of calls of an operator that each change one argument of an earlier call."""
 
-MAX_CALLS = {"": 6, IN_PLACE: 3, OUT: 2}
+MAX_CALLS = {"": 6, IN_PLACE: 4, OUT: 2}
 """Way of calling -> largest number of calls of one operator with forms from torch's list, in a gate."""
 
 
@@ -252,6 +252,7 @@ def _on_a_shape_of_their_own(name: str, dtype: str) -> list[OperatorCase]:
     """Returns a call that names another dim than the sharded one, and then a call that names the sharded dim.
 
     No other call has this shape, so a cache of rules that ignores the dim gives the second call the rule of the first.
+    In a third call, another dim is sharded, which lies between the named dim and the last.
     """
     found = dict[bool, Signature]()
     for signature in _signatures_on(OWN_SHAPE, name):
@@ -260,7 +261,7 @@ def _on_a_shape_of_their_own(name: str, dtype: str) -> list[OperatorCase]:
     first, second = found.get(False), found.get(True)
     if first is None or second is None or first.shapes != second.shapes:
         return []
-    return [_by_rows_of_the_first(name, dtype, each) for each in (first, second)]
+    return [_with_one_shard(name, dtype, *each) for each in ((first, 0), (second, 0), (second, 1))]
 
 
 def _on_a_vector(name: str, dtype: str) -> list[OperatorCase]:
@@ -270,7 +271,7 @@ def _on_a_vector(name: str, dtype: str) -> list[OperatorCase]:
     """
     signatures = _signatures_on(VECTOR, name)
     taken = [each for each in signatures if each.shapes[0] == VECTOR and is_taken(name, each, dtype)]
-    return [_by_rows_of_the_first(name, dtype, each) for each in dict.fromkeys((*taken[:1], *taken[-1:]))]
+    return [_with_one_shard(name, dtype, each, 0) for each in dict.fromkeys((*taken[:1], *taken[-1:]))]
 
 
 def _signatures_on(shape: Shape, name: str) -> Signatures:
@@ -281,9 +282,9 @@ def _signatures_on(shape: Shape, name: str) -> Signatures:
     return operator.form(shape)
 
 
-def _by_rows_of_the_first(name: str, dtype: str, signature: Signature) -> OperatorCase:
-    """Returns a call whose first operand is sharded along dim 0. All other operands are replicated."""
-    texts = ("shard(0)", *("replicate",) * (len(signature.shapes) - 1))
+def _with_one_shard(name: str, dtype: str, signature: Signature, dim: int) -> OperatorCase:
+    """Returns a call whose first operand is sharded along a dim. All other operands are replicated."""
+    texts = (f"shard({dim})", *("replicate",) * (len(signature.shapes) - 1))
     return _case(name, 2, dtype, (signature, texts, "replicate", _modes(OPERATORS[name])[0]))
 
 

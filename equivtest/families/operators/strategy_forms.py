@@ -99,9 +99,9 @@ def signs_of(signature: Signature) -> tuple[tuple[str, int], ...]:
 def places_of(signature: Signature) -> dict[str, tuple[object, ...]]:
     """Maps the placement of each shard of the first operand to a label, if the call names some of its dims.
 
-    The label says whether the sharded dim is named, lies before or behind the first named dim, or is the last dim. It
-    also says whether the dim is named second or later, whether the call names several dims, and whether it keeps them.
-    A padding names the dims that it changes.
+    The label says whether the sharded dim is named or lies before or behind the first named dim, whether it is named
+    second or later, whether the call names several dims, and whether it keeps them. A padding names the dims that it
+    changes.
     """
     arguments, shape = dict(signature.arguments), signature.shapes[0]
     dim = arguments.get("dim", arguments.get("dims"))
@@ -112,8 +112,7 @@ def places_of(signature: Signature) -> dict[str, tuple[object, ...]]:
     if not named:
         return {}
     how = (len(set(named)) > 1, bool(arguments.get("keepdim")))
-    behind = {number: "last" if number == len(shape) - 1 else "behind" for number in range(min(named), len(shape))}
-    places = dict.fromkeys(range(min(named)), "before") | behind
+    places = {number: "before" if number < min(named) else "behind" for number in range(len(shape))}
     places |= dict.fromkeys(named, NAMED)
     return {
         f"shard({number})": (place, number in named[1:], *how) for number, place in places.items() if shape[number] > 1
