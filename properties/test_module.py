@@ -287,19 +287,22 @@ fully_sharded_blocks_in_one_context = module_property(
 NARROW = "equivtest.programs.examples.narrow:narrow_block"
 WITH_CASTS = "equivtest.programs.examples.narrow:fully_sharded_with_casts"
 
-# FSDP2, or each layer itself, casts what the layer takes. Small integers have few bits, so two examples have real
-# values, and the residual keeps more of their bits than the layers.
+# FSDP2, or each layer itself, casts what the layer takes, and the backward may recompute the layers. Small integers
+# have few bits, so two examples have real values, and the residual keeps more of their bits than the layers.
 fully_sharded_block_with_casts = module_property(
     NARROW,
     WITH_CASTS,
     x_shapes=((4, 2), (5, 2), (4, 3, 2)),
-    options={"casts_in_layers": (False, True)},
+    options={
+        **dict.fromkeys(("widens", "casts_in_layers"), (False, True)),
+        "recomputes": ("", "composable", "to the end", "wrapped", "reentrant", "selective"),
+    },
     examples=[
         ModuleCase(
             world_size=2,
             dtype=dtype,
-            build=NARROW,
-            parallelize=f"{WITH_CASTS}(casts_in_layers={casts})",
+            build=f"{NARROW}(widens={casts})",
+            parallelize=f"{WITH_CASTS}(casts_in_layers={casts}, recomputes='composable')",
             x_shape=(5, 2),
             batch="mean of parts",
             values=(("real", 0),),

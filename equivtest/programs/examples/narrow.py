@@ -1,20 +1,31 @@
 """A block whose layers compute in bfloat16 and whose residual keeps the dtype of x, with the casts of FSDP2.
 
-Source: MixedPrecisionPolicy in torch/distributed/fsdp/_fully_shard/_fsdp_api.py, and FSDPState._cast_forward_inputs
-(2.13.0).
+Source: MixedPrecisionPolicy in torch/distributed/fsdp/_fully_shard/_fsdp_api.py, and FSDPState._cast_forward_inputs;
+torch/distributed/_composable/checkpoint_activation.py, torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py
+and torch/utils/checkpoint.py (2.13.0).
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed._composable.checkpoint_activation import checkpoint
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 NARROW = torch.bfloat16
+WIDE = torch.float64
+PRODUCTS: Any = [torch.ops.aten.mul.Tensor]
 RATIO = 2.0**-8
 """The change is this small beside the residual, so the roundings of bfloat16 in the change are small too."""
 
@@ -39,10 +50,15 @@ class NarrowLayer(nn.Module):
 
 
 class NarrowBlock(nn.Module):
-    """The block y = x + f(x) / 256. Two layers compute f(x). The first feature of x is the gate of both layers."""
+    """The block y = x + f(x) / 256. Two layers compute f(x). The first feature of x is the gate of both layers.
 
-    def __init__(self) -> None:
+    Attributes:
+        widens: Whether the block casts y to float64, which changes no value.
+    """
+
+    def __init__(self, *, widens: bool = False) -> None:
         super().__init__()
+        self.widens = widens
         self.first = NarrowLayer(2, 5)
         self.second = NarrowLayer(5, 2)
 
@@ -50,26 +66,51 @@ class NarrowBlock(nn.Module):
         gate = x[..., :1]
         change = self.second(self.first(x, gate=gate), gate=gate)
         output: torch.Tensor = x + change.to(x.dtype) * RATIO
-        return output
+        return output.to(WIDE) if self.widens else output
 
 
 narrow_block = NarrowBlock
 
 
-def fully_sharded_with_casts(block: NarrowBlock, mesh: DeviceMesh, *, casts_in_layers: bool) -> nn.Module:
+def fully_sharded_with_casts(
+    block: NarrowBlock, mesh: DeviceMesh, *, casts_in_layers: bool, recomputes: str = ""
+) -> nn.Module:
     """Shards each layer and the block by FSDP2, with parameters in bfloat16.
 
-    The block's input keeps its dtype. The block's output has the dtype of the parameters, in which gradients are
-    reduced.
+    The block's input keeps its dtype. Gradients are reduced in the dtype of the parameters. The block's output has this
+    dtype too. If the block widens its output, FSDP2 does so instead, and the block has no other dtype of parameters.
 
     Args:
         casts_in_layers: Whether the layers cast their inputs. Otherwise FSDP2 casts the inputs of each layer.
+        recomputes: How the backward recomputes each layer. See `recompute`.
     """
     dtype = block.first.weight.dtype
     policy: dict[str, Any] = {"param_dtype": NARROW, "reduce_dtype": dtype}
+    block.first.casts = block.second.casts = casts_in_layers
+    recompute(block, recomputes)
     for layer in (block.first, block.second):
-        layer.casts = casts_in_layers
         fully_shard(layer, mesh=mesh, mp_policy=MixedPrecisionPolicy(**policy, cast_forward_inputs=not casts_in_layers))
-    kept = MixedPrecisionPolicy(**policy, output_dtype=dtype, cast_forward_inputs=False)
+    outputs = {"output_dtype": WIDE} if block.widens else {**policy, "output_dtype": dtype}
+    block.widens = False
+    kept = MixedPrecisionPolicy(**outputs, cast_forward_inputs=False)
     sharded: nn.Module = fully_shard(block, mesh=mesh, mp_policy=kept)  # type: ignore[assignment]  # of both classes
     return sharded
+
+
+def recompute(block: NarrowBlock, how: str) -> None:
+    """Makes the backward recompute each layer, which has an argument by keyword.
+
+    Args:
+        how: If 'composable' or 'to the end', the function `checkpoint` changes each layer. Recomputation may stop early
+            only if 'composable'. If 'wrapped', 'reentrant' or 'selective', a wrapper has each layer. A wrapper of the
+            last kind keeps the products of x and gate. If empty, nothing is recomputed.
+    """
+    if how in ("composable", "to the end"):
+        for layer in (block.first, block.second):
+            checkpoint(layer, early_stop=how == "composable")
+    elif how:
+        implementation = CheckpointImpl.REENTRANT if how == "reentrant" else CheckpointImpl.NO_REENTRANT
+        wrap: Any = partial(checkpoint_wrapper, checkpoint_impl=implementation)
+        if how == "selective":
+            wrap = partial(wrap, context_fn=partial(create_selective_checkpoint_contexts, PRODUCTS))
+        apply_activation_checkpointing(block, wrap, lambda part: isinstance(part, NarrowLayer))

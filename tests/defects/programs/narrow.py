@@ -23,8 +23,8 @@ _POLICY: Any = {"param_dtype": NARROW, "reduce_dtype": torch.float32, "output_dt
 def _case(world_size: int) -> ModuleCase:
     return ModuleCase(
         world_size=world_size,
-        build=_SUBJECT + "narrow_block",
-        parallelize=f"{_SUBJECT}fully_sharded_with_casts(casts_in_layers=False)",
+        build=f"{_SUBJECT}narrow_block(widens=False)",
+        parallelize=f"{_SUBJECT}fully_sharded_with_casts(casts_in_layers=False, recomputes='')",
         x_shape=(4, 2),
         batch=MEAN_OF_PARTS,
         values=(("real", 0),),
