@@ -359,7 +359,10 @@ fully_sharded_block_on_named_axes = module_property(
 )
 
 replicated_block_by_layers = module_property(
-    BUFFERED, f"{WHOLE_MESH}replicated_by_layers", x_shapes=((2, 2), (5, 2), (4, 3, 2))
+    BUFFERED,
+    f"{WHOLE_MESH}replicated_by_layers",
+    x_shapes=((2, 2), (5, 2), (4, 3, 2)),
+    options={"ignores": ("", "up", "down")},
 )
 
 EVEN = "equivtest.programs.examples.gated:even_block"

@@ -6,7 +6,7 @@ _init_sharding_spec_tp and _init_sharding_spec_spmd in _fsdp_param.py (torch 2.1
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from equivtest.programs.examples.gated import ScaledBlock
-from equivtest.programs.examples.plans import sequence_parallel
+from equivtest.programs.examples.plans import average, sequence_parallel
 
 DATA = ("replicas", "shards")
 AXES = (*DATA, "tp")
@@ -83,10 +83,20 @@ def parallel_on_named_axes(block: ScaledBlock, mesh: DeviceMesh, *, data: str) -
     return block
 
 
-def replicated_by_layers(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Replicates each layer, and then the whole block. Each rank has the whole parameters."""
+def replicated_by_layers(block: nn.Module, mesh: DeviceMesh, *, ignores: str = "") -> nn.Module:
+    """Replicates each layer, and then the whole block. Each rank has the whole parameters.
+
+    Args:
+        ignores: Name of a layer whose weight `replicate` ignores. A hook averages the gradient of this weight. The
+            layer `up` has no other parameter, and `down` has a bias.
+    """
+    names = [f"{ignores}.weight"] if ignores else []
+    ignored: Any = {block.get_parameter(name) for name in names}
     for part in (*block.children(), block):
-        replicate(part, mesh=mesh)
+        replicate(part, mesh=mesh, ignored_params=ignored)
+    for name in names:
+        own: Any = block.get_parameter(name)
+        own.register_post_accumulate_grad_hook(partial(average, mesh))
     return block
 
 
