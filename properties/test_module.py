@@ -235,15 +235,27 @@ fully_sharded_block = module_property(
 )
 
 fully_sharded_block_by_layers = module_property(
-    BUILD, f"{FULLY_SHARDED}_by_layers", x_shapes=ROWS, options={"reshard_after_forward": (True, False, 2)}
+    BUILD,
+    f"{FULLY_SHARDED}_by_layers",
+    x_shapes=ROWS,
+    options={"reshard_after_forward": (True, False, 2), "sets_root": (False, True)},
 )
 
 FLAT = "equivtest.programs.examples.flat:"
 STRATEGIES = {"strategy": ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"), "by_name": (True, False)}
 
-# One flat parameter, or one for each layer, that is divided without regard to rows.
+# One flat parameter, or one for each layer, that is divided without regard to rows. No setting changes a result.
 flat_sharded_block = module_property(
-    BUILD, f"{FLAT}flat_sharded", x_shapes=ROWS, options={**STRATEGIES, "by_layers": (True, False)}
+    BUILD,
+    f"{FLAT}flat_sharded",
+    x_shapes=ROWS,
+    options={
+        **STRATEGIES,
+        "setting": (
+            *("", "in one", "early", "late", "when used", "wide", "mesh"),
+            *("ignored layer", "ignored weight", "rewritten"),
+        ),
+    },
 )
 
 fully_sharded_block_by_switches = module_property(

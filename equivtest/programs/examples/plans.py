@@ -326,18 +326,36 @@ def fully_sharded(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return sharded
 
 
-def fully_sharded_by_layers(block: nn.Module, mesh: DeviceMesh, *, reshard_after_forward: bool | int) -> nn.Module:
+def fully_sharded_by_layers(
+    block: nn.Module, mesh: DeviceMesh, *, reshard_after_forward: bool | int, sets_root: bool = False
+) -> nn.Module:
     """Applies FSDP2 to each layer separately, and then to the whole block.
 
     Args:
         reshard_after_forward: If it is 2, each two ranks together keep the parameters after the forward. torch takes 2
             only if it divides the number of ranks, so it is True for an odd number.
+        sets_root: Whether `set_root_alone` changes the block.
     """
     if reshard_after_forward == 2 and mesh.size() % 2:
         reshard_after_forward = True
     for layer in block.children():
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward)
-    return fully_sharded(block, mesh)
+    sharded = fully_sharded(block, mesh)
+    if sets_root:
+        set_root_alone(sharded)
+    return sharded
+
+
+def set_root_alone(root: Any) -> None:
+    """Makes the root synchronize no gradients, and keep the parameters that it gathers.
+
+    The root has no parameters of its own, so no result may change.
+    """
+    root.set_requires_gradient_sync(False, recurse=False)
+    root.set_requires_all_reduce(False, recurse=False)
+    root.set_reshard_after_backward(False, recurse=False)
+    root.set_reshard_after_forward(False, recurse=False)
+    root.set_separate_reduce_scatter_group(recurse=False)
 
 
 def fully_sharded_from_rank_0(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
