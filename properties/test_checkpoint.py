@@ -20,8 +20,8 @@ ALL_MODES = (("dense", 0), ("index", 1), ("special", 2))
 
 checkpoint = Property(
     subject="checkpoint",
-    statement="A tensor that is saved under one placement and loaded under another is the same tensor.",
-    source="torch/distributed/checkpoint/state_dict_saver.py and state_dict_loader.py, save and load (2.13.0)",
+    statement="Tensors that are saved under one placement and loaded under another are the same tensors.",
+    source="torch/distributed/checkpoint/state_dict_saver.py, save and async_save; state_dict_loader.py, load (2.13.0)",
     cases=checkpoint_cases,
     claims=(
         equals_unsharded,

@@ -428,7 +428,7 @@ resumed_step = module_property(
     sizes={"batch": (2, 4, 5), "seq": (2,)},
     options={
         "reshard_after_forward": (True, False),
-        "state": ("shards", "whole", "rank 0", "flat"),
+        "state": ("shards", "whole", "rank 0", "flat", "files"),
         "together": (False, True),
     },
     optimizer="equivtest.programs.examples.resumed:Resumable",

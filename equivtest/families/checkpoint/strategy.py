@@ -1,4 +1,4 @@
-"""Draws tensors of one to three dims, with any pair of placements when they are saved and when they are loaded."""
+"""Draws tensors of one to three dims, with any pair of placements and any way to save and to load."""
 
 from __future__ import annotations
 

@@ -1,0 +1,152 @@
+"""Saves and loads a state by functions and options of torch.distributed.checkpoint.
+
+Source: state_dict_saver.py, state_dict_loader.py, default_planner.py, filesystem.py and hf_storage.py in
+torch/distributed/checkpoint (2.13.0).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torch.distributed.tensor import DTensor
+
+from equivtest.cases.subject import copied
+from equivtest.errors import NotSupported
+from equivtest.families.checkpoint.case import ALONE, ONLY_X, SAFETENSORS, CheckpointCase
+
+Tensors = dict[str, torch.Tensor]
+STEP = 7
+WRITERS: dict[str, dict[str, Any]] = {
+    "file per tensor": {"single_file_per_rank": False, "sync_files": False, "per_thread_copy_ahead": 1},
+    "two threads": {"thread_count": 2, "sync_files": False},
+}
+"""Writer -> options of FileSystemWriter. The writer 'one file' is what torch makes of the folder's name."""
+
+
+@dataclass
+class Application:
+    """Object with the methods of torch's protocol Stateful, that saves tensors and the number of the step."""
+
+    tensors: Tensors
+    step: int
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": dict(self.tensors), "step": self.step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.tensors, self.step = dict(state["model"]), state["step"]
+
+
+def state_of(kind: str, tensors: Tensors, step: int) -> dict[str, Any]:
+    """Returns the state that the case saves. `step` determines its numbers and texts."""
+    if kind == "nested":
+        x, y = tensors.values()
+        return {"model": {"x": x, "others": [y, step, {"text": f"step {step}"}]}, "step": step}
+    if kind == "stateful":
+        return {"application": Application(dict(tensors), step)}
+    if kind == "not flattened":
+        return {**tensors, "step": step, "notes": {"text": f"step {step}"}}
+    return dict(tensors)
+
+
+def save_by_torch(case: CheckpointCase, saved: Tensors, folder: Path, group: dist.ProcessGroup) -> Path:
+    """Saves the state. Returns the folder to load."""
+    state = state_of(case.state, saved, STEP)
+    if case.saves == "async":
+        _save_async(case, saved, folder, group)
+    elif case.saves == "cached plans":
+        return _save_with_cached_plans(case, saved, folder, group)
+    elif case.saves == ALONE:
+        save(state, **_options(case, folder, group), use_collectives=False)
+    else:
+        save(state, **_options(case, folder, group))
+    return folder
+
+
+def load_by_torch(case: CheckpointCase, loaded: Tensors, folder: Path, group: dist.ProcessGroup) -> None:
+    """Loads the checkpoint into the tensors.
+
+    Raises:
+        RuntimeError: a number or a text of the state is not what was saved.
+    """
+    state, expected = (state_of(case.state, loaded, step) for step in (0, STEP))
+    if case.loads == "partial":
+        state["absent"] = expected["absent"] = torch.zeros(2, device=loaded["x"].device)
+    is_flat = case.state != "not flattened"
+    # If both are so, torch loads numbers and texts into a copy of the state.
+    planner = DefaultLoadPlanner(
+        flatten_state_dict=is_flat, flatten_sharded_tensors=is_flat, allow_partial_load=case.loads == "partial"
+    )
+    reader = HuggingFaceStorageReader(str(folder)) if case.writer in SAFETENSORS else None
+    load(
+        state,
+        checkpoint_id=folder,
+        storage_reader=reader,
+        planner=planner,
+        process_group=group,
+        no_dist=case.loads == ALONE,
+    )
+    if state != expected:  # tensors in a dict or list are equal if they are the same object
+        raise RuntimeError(f"loaded {state}, not {expected}")
+    if case.loads == "partial" and state["absent"].any():
+        raise RuntimeError("a tensor that the checkpoint lacks was changed")
+
+
+def _options(
+    case: CheckpointCase, folder: Path, group: dist.ProcessGroup, planner: type = DefaultSavePlanner
+) -> dict[str, Any]:
+    """Returns the options of `save` and `async_save`."""
+    writer: FileSystemWriter | None = None
+    if case.writer in SAFETENSORS:
+        is_consolidated = case.writer == "consolidated"
+        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True, enable_consolidation=is_consolidated)
+    elif case.writer in WRITERS:
+        writer = FileSystemWriter(folder, **WRITERS[case.writer])
+    return {
+        **({"checkpoint_id": folder} if writer is None else {"storage_writer": writer}),
+        "planner": planner(
+            flatten_state_dict=case.state != "not flattened",
+            dedup_save_to_lowest_rank=case.saves == "lowest rank",
+            enable_plan_caching=case.saves == "cached plans",
+        ),
+        "process_group": group,
+    }
+
+
+def _save_async(case: CheckpointCase, saved: Tensors, folder: Path, group: dist.ProcessGroup) -> None:
+    """Saves copies, which are overwritten as soon as async_save has returned."""
+    if "cpu" not in dist.get_backend_config(group):
+        raise NotSupported("async_save needs a backend for the CPU, such as 'cpu:gloo,cuda:nccl'")
+    copies = {name: copied(tensor) for name, tensor in saved.items()}
+    future: Any = async_save(state_of(case.state, copies, STEP), **_options(case, folder, group))
+    _spoil(copies)
+    future.result()
+
+
+def _save_with_cached_plans(case: CheckpointCase, saved: Tensors, folder: Path, group: dist.ProcessGroup) -> Path:
+    """Saves three times. The second plan differs from the first, and the third equals the second."""
+    planner = type(folder.name, (DefaultSavePlanner,), {})  # torch caches by the name of the class
+    spoiled = {name: copied(tensor) for name, tensor in saved.items()}
+    _spoil(spoiled)
+    states = (
+        state_of(ONLY_X, {"x": spoiled["x"]}, 0),
+        state_of(case.state, spoiled, 0),
+        state_of(case.state, saved, STEP),
+    )
+    for number, state in enumerate(states):
+        save(state, **_options(case, folder / str(number), group, planner))
+    return folder / str(len(states) - 1)
+
+
+def _spoil(tensors: Tensors) -> None:
+    for tensor in tensors.values():
+        (tensor.to_local() if isinstance(tensor, DTensor) else tensor).fill_(torch.nan)
