@@ -45,7 +45,29 @@ sharded_pipelined_step = module_property(
     options={
         "counts": (False, True),
         "dim": (0, 1),
-        "schedule": ("1F1B", "Interleaved1F1B", "ZBVZeroBubble"),
+        "schedule": ("1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"),
+    },
+    optimizer="equivtest.programs.examples.mixture:sgd",
+    step=f"{PIPELINE}_plan:sharded_scheduled",
+    world_sizes=(2, 4),
+    conclusive_dtypes=("float64",),
+)
+
+# Each stage is replicated by DDP, and may take a keyword.  These schedules do not split the backward, as DDP needs.
+replicated_pipelined_step = module_property(
+    f"{PIPELINE}:mean_chain",
+    f"{PIPELINE}_plan:replicated_pipelined",
+    inputs={"x": real(("batch", 2, NUM_FEATURES)), "weights": real(("batch", 2, NUM_FEATURES))},
+    sizes={"batch": (16,)},
+    axes=("pp", "dp"),
+    batch_axis="dp",
+    batch="parts of the whole",
+    options={
+        "adds_weights": (False, True),
+        "infers": (False, True),
+        "defers": (False, True),
+        "dim": (0, 1),
+        "schedule": ("GPipe", "1F1B", "Interleaved1F1B"),
     },
     optimizer="equivtest.programs.examples.mixture:sgd",
     step=f"{PIPELINE}_plan:sharded_scheduled",

@@ -342,7 +342,7 @@ PROPERTIES: dict[str, tuple[str, ...]] = {
         "ddp_mlp", "fsdp2_mlp", "fsdp2_mixed_mlp", "fsdp2_tp_mlp", "hsdp_mlp", "sequence_parallel_mlp_trains",
         "data_parallel_block", "data_parallel_block_by_hook", "fully_sharded_block", "fully_sharded_block_by_layers",
         "fully_sharded_block_from_rank_0", "token_mean_step", "joined_step", "resumed_step",
-        "norm_of_one_mesh_by_largest", "norm_of_groups_by_root", "scaled_step", "every_optimizer", "zero_redundancy", "pipelined_step", "checkpoint", "parallel_dropout", "fully_sharded_sequence_parallel_block", "fully_sharded_block_with_casts", "sharded_pipelined_step", "fully_sharded_sequence_parallel_block_from_state",
+        "norm_of_one_mesh_by_largest", "norm_of_groups_by_root", "scaled_step", "every_optimizer", "zero_redundancy", "pipelined_step", "checkpoint", "parallel_dropout", "fully_sharded_sequence_parallel_block", "fully_sharded_block_with_casts", "sharded_pipelined_step", "replicated_pipelined_step", "fully_sharded_sequence_parallel_block_from_state",
     ),
 }  # fmt: skip
 """Shipped properties whose subjects call that part of torch."""

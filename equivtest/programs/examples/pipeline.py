@@ -21,16 +21,17 @@ class Chain(nn.Module):
 
     Attributes:
         takes_mean: True if the loss is the mean over the N rows, and False if it is the sum.
+        adds_weights: True if the weights are added to the input of each layer.
     """
 
-    def __init__(self, *, takes_mean: bool) -> None:
+    def __init__(self, *, takes_mean: bool, adds_weights: bool = False) -> None:
         super().__init__()
         self.layers = nn.ModuleList(ResidualLayer(NUM_FEATURES, NUM_FEATURES) for _ in range(NUM_LAYERS))
-        self.takes_mean = takes_mean
+        self.takes_mean, self.adds_weights = takes_mean, adds_weights
 
     def forward(self, x: torch.Tensor, weights: torch.Tensor) -> dict[str, torch.Tensor]:
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x + weights if self.adds_weights else x)
         return {"loss": self.loss(x, weights), "output": x.detach()}
 
     def loss(self, output: torch.Tensor, weights: torch.Tensor, num_rows: int = 0) -> torch.Tensor:
@@ -43,5 +44,5 @@ def chain(*, takes_mean: bool) -> nn.Module:
     return Chain(takes_mean=takes_mean)
 
 
-def mean_chain() -> nn.Module:
-    return Chain(takes_mean=True)
+def mean_chain(*, adds_weights: bool = False) -> nn.Module:
+    return Chain(takes_mean=True, adds_weights=adds_weights)

@@ -11,6 +11,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from equivtest.programs.examples.pipeline import Chain
 
@@ -20,18 +21,27 @@ ONE_STAGE = ("GPipe", "1F1B")
 """Schedules in which each rank has one stage. In all other schedules each rank has two stages."""
 BACK_AND_FORTH = ("ZBVZeroBubble", "DualPipeV")
 """Schedules in which the first rank has the first stage and the last stage."""
+IN_ORDER = ("LoopedBFS", "Interleaved1F1B")
+"""Schedules in which ranks receive in the order of the sends, also with `defer_pp_recv`. With `defer_pp_recv` in other
+schedules, a rank takes an activation for a gradient."""
 
 
 class Stage(nn.Module):
-    """Layers that run one after the other. The output is contiguous, because no rank sends a tensor that is not."""
+    """Layers that run one after the other.
+
+    The output and the gradient of the input are contiguous, because no rank sends a tensor that is not. If a stage
+    takes the keyword `addend`, it adds this tensor to the input of each layer.
+    """
 
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, *, addend: torch.Tensor | None = None) -> torch.Tensor:
+        if x.requires_grad:
+            x.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x if addend is None else x + addend)
         return x.contiguous()
 
 
@@ -45,9 +55,14 @@ class Pipeline(nn.Module):
         infers: True if the stages infer the shapes of tensors that they receive, False if the shapes are given.
         counts: True if the loss function takes the number of rows of the batch, and divides by it. Then the losses of
             the micro-batches are added up.
-        dim: The dim of the rows in tensors between stages.
+        dim: The dim of the rows in tensors between stages, and in the keyword of the stages.
         evaluates: True if the schedule also evaluates the batch, without a backward, before each step. Then the step
-            returns the output of the evaluation. A schedule of `BACK_AND_FORTH` raises if it evaluates (finding 141).
+            returns the output of the evaluation, and the schedule drops the output of the training
+            (return_outputs=False). A schedule of `BACK_AND_FORTH` raises if it evaluates (finding 141).
+        defers: True if ranks receive as late as they can (defer_pp_recv). Only a schedule of `IN_ORDER` defers.
+        adds_weights: True if each stage takes the weights as a keyword, on every rank.
+        losses: The losses of the micro-batches of the last step. Each step passes the same list, which the schedule
+            clears.
         schedule: Made in the first step.
     """
 
@@ -61,13 +76,17 @@ class Pipeline(nn.Module):
         counts: bool = False,
         dim: int = 0,
         evaluates: bool = False,
+        defers: bool = False,
     ) -> None:
         super().__init__()
         self.mesh, self.name, self.infers, self.counts, self.dim = mesh, schedule, infers, counts, dim
         self.evaluates = evaluates and schedule not in BACK_AND_FORTH
+        self.defers = defers and schedule in IN_ORDER
         self.whole_loss, self.takes_mean = chain.loss, chain.takes_mean and not counts
+        self.adds_weights = chain.adds_weights
+        self.losses: list[torch.Tensor] = []
         self.layers = nn.ModuleDict()
-        self.stages: dict[int, Stage] = {}
+        self.stages: dict[int, nn.Module] = {}
         self.schedule: Any = None
         rank, num_ranks = mesh.get_local_rank(), mesh.size()
         numbers = stages_of(rank, num_ranks, schedule)
@@ -103,10 +122,14 @@ class Pipeline(nn.Module):
         kind: Any = schedules.get_schedule_class(self.name)
         own = stages[0] if self.name in ONE_STAGE else stages
         rows = microbatch.TensorChunkSpec.from_tuple((self.dim,))
-        specs = {"args_chunk_spec": rows, "output_merge_spec": rows} if self.dim else {}
+        specs: dict[str, Any] = {"args_chunk_spec": rows, "output_merge_spec": rows} if self.dim else {}
+        if self.dim and self.adds_weights:
+            specs["kwargs_chunk_spec"] = microbatch.TensorChunkSpec.from_dict({"addend": self.dim})
+        if self.defers:
+            specs["defer_pp_recv"] = True
         return kind(own, num, loss_fn=self.loss, scale_grads=self.takes_mean, **specs)
 
-    def make_stage(self, number: int, stage: Stage, row: torch.Tensor) -> Any:
+    def make_stage(self, number: int, stage: Any, row: torch.Tensor) -> Any:
         from torch.distributed.pipelining import PipelineStage
 
         given: dict[str, Any] = {"group": self.mesh.get_group()}
@@ -138,6 +161,20 @@ def with_sharded_stages(pipeline: Pipeline, mesh: DeviceMesh) -> Pipeline:
     return pipeline
 
 
+def replicated_pipelined(
+    chain: Chain, mesh: DeviceMesh, *, schedule: str, infers: bool, dim: int, defers: bool
+) -> nn.Module:
+    """Divides the chain along the axis 'pp' of the mesh, and wraps each stage in DistributedDataParallel along 'dp'.
+
+    GPipe does not infer shapes, because the reducer of DistributedDataParallel then raises in a later forward.
+    """
+    infers = infers and schedule != "GPipe"
+    pipeline = Pipeline(chain, mesh["pp"], schedule, infers=infers, dim=dim, defers=defers)
+    for number, stage in pipeline.stages.items():
+        pipeline.stages[number] = DistributedDataParallel(stage, process_group=mesh.get_group("dp"))
+    return pipeline
+
+
 def scheduled(
     module: Any, mesh: DeviceMesh, micro_batches: Any, optimizer: torch.optim.Optimizer
 ) -> dict[str, torch.Tensor]:
@@ -146,19 +183,20 @@ def scheduled(
     x = batch["x"].movedim(0, module.dim)
     module.schedule = module.schedule or module.make_schedule(x)
     optimizer.zero_grad()
-    losses: list[torch.Tensor] = []
     inputs = (x,) if module.is_first else ()
-    target = {"target": batch["weights"], "losses": losses} if module.is_last else {}
-    counts = {"loss_kwargs": {"num_rows": len(batch["x"])}} if module.counts else {}
-    evaluated = module.schedule.eval(*inputs, **target, **counts) if module.evaluates else None
-    losses.clear()
-    trained = module.schedule.step(*inputs, **target, **counts)
+    named: dict[str, Any] = {"target": batch["weights"], "losses": module.losses} if module.is_last else {}
+    if module.counts:
+        named["loss_kwargs"] = {"num_rows": len(batch["x"])}
+    if module.adds_weights:
+        named["addend"] = batch["weights"].movedim(0, module.dim)
+    evaluated = module.schedule.eval(*inputs, **named) if module.evaluates else None
+    trained = module.schedule.step(*inputs, **named, return_outputs=not module.evaluates)
     optimizer.step()
     results = {"loss": x.new_zeros(()), "output": torch.zeros_like(batch["x"])}
     if module.is_last:
         merged = evaluated if module.evaluates else trained
         (output,) = merged if isinstance(merged, tuple) else (merged,)
-        loss = torch.stack(losses)
+        loss = torch.stack(module.losses)
         results["loss"] = loss.mean() if module.takes_mean else loss.sum()
         results["output"] = output.detach().movedim(module.dim, 0).contiguous()
     for result in results.values():
