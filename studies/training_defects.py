@@ -23,6 +23,7 @@ from tests.gate import cases_of, in_turns, known_in, rejects
 from tests.programs.wrong_training import (
     BLIND,
     BLIND_AGAIN,
+    BLIND_FOURTH,
     BLIND_THIRD,
     FIRST,
     LATER,
@@ -74,7 +75,8 @@ def main(names: list[str]) -> None:
         "Rules that were planted afterwards": LATER,
         "Rules that were planted afterwards by an author who had read no case": BLIND,
         "Rules that were planted later by another author who had read no case": BLIND_AGAIN,
-        "Rules that were planted last by a third author who had read no case": BLIND_THIRD,
+        "Rules that were planted by a third author who had read no case": BLIND_THIRD,
+        "Rules that were planted last by a fourth author who had read no case": BLIND_FOURTH,
         "Rules of options that no shipped property used before": OF_OPTIONS,
     }
     with Pool() as pool:
