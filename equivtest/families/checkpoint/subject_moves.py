@@ -82,7 +82,7 @@ def load_by_torch(case: CheckpointCase, loaded: Tensors, folder: Path, group: di
     if case.loads == "partial":
         state["absent"] = expected["absent"] = torch.zeros(2, device=loaded["x"].device)
     is_flat = case.state != "not flattened"
-    # If both are so, torch loads numbers and texts into a copy of the state.
+    # If only the first were False, torch would load numbers and texts into a copy of the state (finding 153).
     planner = DefaultLoadPlanner(
         flatten_state_dict=is_flat, flatten_sharded_tensors=is_flat, allow_partial_load=case.loads == "partial"
     )

@@ -23,7 +23,7 @@ BACK_AND_FORTH = ("ZBVZeroBubble", "DualPipeV")
 """Schedules in which the first rank has the first stage and the last stage."""
 IN_ORDER = ("LoopedBFS", "Interleaved1F1B")
 """Schedules in which ranks receive in the order of the sends, also with `defer_pp_recv`. With `defer_pp_recv` in other
-schedules, a rank takes an activation for a gradient."""
+schedules, a rank takes an activation for a gradient (finding 155)."""
 
 
 class Stage(nn.Module):
@@ -166,7 +166,8 @@ def replicated_pipelined(
 ) -> nn.Module:
     """Divides the chain along the axis 'pp' of the mesh, and wraps each stage in DistributedDataParallel along 'dp'.
 
-    GPipe does not infer shapes, because the reducer of DistributedDataParallel then raises in a later forward.
+    GPipe does not infer shapes, because the reducer of DistributedDataParallel then raises in a later forward
+    (finding 156).
     """
     infers = infers and schedule != "GPipe"
     pipeline = Pipeline(chain, mesh["pp"], schedule, infers=infers, dim=dim, defers=defers)

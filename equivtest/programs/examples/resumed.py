@@ -162,10 +162,12 @@ def shared_folder(group: distributed.ProcessGroup) -> Iterator[str]:
     """Makes a temporary folder, which the group's first rank removes when all ranks are done."""
     names = [tempfile.mkdtemp(prefix="resumed-") if distributed.get_rank(group) == 0 else ""]
     distributed.broadcast_object_list(names, group=group, group_src=0)
-    yield names[0]
-    distributed.barrier(group)
-    if distributed.get_rank(group) == 0:
-        shutil.rmtree(names[0])
+    try:
+        yield names[0]
+        distributed.barrier(group)
+    finally:
+        if distributed.get_rank(group) == 0:
+            shutil.rmtree(names[0], ignore_errors=True)
 
 
 class Resumed(TokenMean):
