@@ -256,6 +256,7 @@ flat_sharded_block = module_property(
             *("ignored layer", "ignored weight", "rewritten"),
         ),
     },
+    world_sizes=(2, 3),
 )
 
 fully_sharded_block_by_switches = module_property(
@@ -462,6 +463,7 @@ flat_sharded_step = module_property(
     step=f"{FLAT}flat_token_mean",
     micro_batches=3,
     max_norm=0.5,
+    world_sizes=(2, 4),
     conclusive_dtypes=("float32", "float64"),
 )
 
