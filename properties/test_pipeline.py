@@ -6,6 +6,8 @@ gradients a stage adds up twice, or not at all.
 
 from __future__ import annotations
 
+from typing import Any
+
 from equivtest.module import module_property
 from equivtest.programs.examples.pipeline import NUM_FEATURES
 from equivtest.programs.inputs import real
@@ -33,35 +35,35 @@ pipelined_step = module_property(
     conclusive_dtypes=("float32", "float64"),
 )
 
+OF_MANY_ROWS: dict[str, Any] = {
+    "inputs": {"x": real(("batch", 2, NUM_FEATURES)), "weights": real(("batch", 2, NUM_FEATURES))},
+    "sizes": {"batch": (16,)},
+    "axes": ("pp", "dp"),
+    "batch_axis": "dp",
+    "batch": "parts of the whole",
+    "optimizer": "equivtest.programs.examples.mixture:sgd",
+    "step": f"{PIPELINE}_plan:sharded_scheduled",
+    "world_sizes": (2, 4),
+    "conclusive_dtypes": ("float64",),
+}
+"""Arguments of a pipeline along one axis of a mesh, with other rows for each rank of the other axis."""
+
 # Each stage is sharded, and ranks have different rows.  The dim of the rows, and who divides the loss, change.
 sharded_pipelined_step = module_property(
     f"{PIPELINE}:mean_chain",
     f"{PIPELINE}_plan:sharded_pipelined",
-    inputs={"x": real(("batch", 2, NUM_FEATURES)), "weights": real(("batch", 2, NUM_FEATURES))},
-    sizes={"batch": (16,)},
-    axes=("pp", "dp"),
-    batch_axis="dp",
-    batch="parts of the whole",
     options={
         "counts": (False, True),
         "dim": (0, 1),
         "schedule": ("1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"),
     },
-    optimizer="equivtest.programs.examples.mixture:sgd",
-    step=f"{PIPELINE}_plan:sharded_scheduled",
-    world_sizes=(2, 4),
-    conclusive_dtypes=("float64",),
+    **OF_MANY_ROWS,
 )
 
 # Each stage is replicated by DDP, and may take a keyword.  These schedules do not split the backward, as DDP needs.
 replicated_pipelined_step = module_property(
     f"{PIPELINE}:mean_chain",
     f"{PIPELINE}_plan:replicated_pipelined",
-    inputs={"x": real(("batch", 2, NUM_FEATURES)), "weights": real(("batch", 2, NUM_FEATURES))},
-    sizes={"batch": (16,)},
-    axes=("pp", "dp"),
-    batch_axis="dp",
-    batch="parts of the whole",
     options={
         "adds_weights": (False, True),
         "infers": (False, True),
@@ -69,8 +71,5 @@ replicated_pipelined_step = module_property(
         "dim": (0, 1),
         "schedule": ("GPipe", "1F1B", "Interleaved1F1B"),
     },
-    optimizer="equivtest.programs.examples.mixture:sgd",
-    step=f"{PIPELINE}_plan:sharded_scheduled",
-    world_sizes=(2, 4),
-    conclusive_dtypes=("float64",),
+    **OF_MANY_ROWS,
 )

@@ -38,7 +38,7 @@ def saves_of(writer: str, saved: str, loaded: str) -> tuple[str, ...]:
 
 
 def loads_of(saves: str) -> tuple[str, ...]:
-    """Returns the ways to load. A rank that loads alone does not know its rank, so it finds no list of its own."""
+    """Returns the ways to load. A rank that loads alone does not know its rank, and does not find its own list."""
     return LOADS[:-1] if saves == ALONE else LOADS
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from importlib import import_module
 from typing import Any, cast
 
@@ -170,30 +171,26 @@ def _made(x: torch.Tensor, factory: str) -> torch.Tensor:
 def _beside_plain(x: torch.Tensor, name: str) -> torch.Tensor:
     """Returns the result of an operator on x and a plain tensor, which counts as replicated."""
     plain = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device) * 12  # three ranks divide it exactly
-    if (of_dtensors := module_of_dtensor(x)) is None:
+    of_dtensors: Any = module_of_dtensor(x)
+    mixes = import_module(f"{of_dtensors.__name__}.experimental").implicit_replication if of_dtensors else nullcontext
+    with mixes():
         found: torch.Tensor = getattr(torch, name)(x, plain)
-        return found
-    with import_module(f"{of_dtensors.__name__}.experimental").implicit_replication():
-        placed: torch.Tensor = getattr(torch, name)(x, plain)
-        return placed
+    return found
 
 
 def _distributed(x: torch.Tensor, how: str) -> torch.Tensor:
     """Returns twelve times x, as `distribute_tensor` divides it. Two, three and four ranks add up equal shares exactly.
 
-    `how` is the reduction of a partial result. If it is 'own', each rank takes its rows of its own whole tensor.
+    `how` is the reduction of a partial result. If it is 'own', each rank takes its rows of the
+    whole tensor that it has, and no rank sends any.
     """
     if (of_dtensors := module_of_dtensor(x)) is None:
         return x.detach() * 12
     placed: Any = x
     whole, mesh = placed.detach().full_tensor() * 12, placed.device_mesh
-    if how == "own":
-        own: torch.Tensor = of_dtensors.distribute_tensor(
-            whole, mesh, [of_dtensors.Shard(0)] * mesh.ndim, src_data_rank=None
-        )
-        return own
-    shares: torch.Tensor = of_dtensors.distribute_tensor(whole, mesh, [of_dtensors.Partial(how)] * mesh.ndim)
-    return shares
+    placement, source = (of_dtensors.Shard(0), None) if how == "own" else (of_dtensors.Partial(how), 0)
+    divided: torch.Tensor = of_dtensors.distribute_tensor(whole, mesh, [placement] * mesh.ndim, src_data_rank=source)
+    return divided
 
 
 def _shifted_layer_norm(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

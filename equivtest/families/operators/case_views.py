@@ -53,9 +53,10 @@ def _one_k_per_dim(shape: Shape) -> Signatures:
 
 def _put_rows(shape: Shape) -> Signatures:
     """Returns signatures of `index_put` that add up rows, and one that replaces a row."""
-    added = [Signature((shape, (n,), (n, *shape[1:]))) for n in (1, 2, 3) if shape]
-    replaced = [Signature((shape, (1,), (1, *shape[1:])), (("accumulate", False),))] if shape else []
-    return (*added, *replaced)
+    if not shape:
+        return ()
+    added = [Signature((shape, (n,), (n, *shape[1:]))) for n in (1, 2, 3)]
+    return (*added, Signature(added[0].shapes, (("accumulate", False),)))
 
 
 ROWS = (

@@ -20,6 +20,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 from torch.distributed.tensor import Shard
 
 from equivtest.programs.examples.gated import GatedBlock, TwoBlocks
+from equivtest.programs.examples.plans import spoil
 from equivtest.programs.examples.whole_mesh import write
 
 
@@ -98,8 +99,7 @@ def restore(layer: Any) -> None:
     layer.reshard()
     dtype = next(layer.parameters()).dtype
     with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.fill_(torch.nan)
+        spoil(layer.parameters())
         layer.unshard()
         layer.to(torch.float32 if dtype == torch.float64 else torch.float64).to(dtype)
     write(layer, whole)

@@ -13,6 +13,7 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
 
 from equivtest.programs.examples.gated import BufferedBlock
+from equivtest.programs.examples.plans import spoil
 
 
 def _averager(make: Any, *decay: float) -> Any:
@@ -79,7 +80,7 @@ class Averaged(torch.optim.Optimizer):
         self.inner = torch.optim.SGD(groups, lr=0.5, momentum=0.5)
         self.schedule = SCHEDULES[block.schedule](self.inner)
         self.average = AveragedModel(block, **AVERAGES[block.average]())
-        spoil(self.average.module)
+        spoil((*self.average.module.parameters(), *self.average.module.buffers()))
         self.block, self.num_updates = block, 0
         super().__init__(self.inner.param_groups, {})
 
@@ -91,12 +92,6 @@ class Averaged(torch.optim.Optimizer):
         self.num_updates += 1
         if self.num_updates == NUM_BEFORE:
             self.block.load_state_dict(self.average.module.state_dict())
-
-
-def spoil(module: nn.Module) -> None:
-    with torch.no_grad():
-        for tensor in (*module.parameters(), *module.buffers()):
-            tensor.fill_(torch.nan)
 
 
 def averaged(module: nn.Module) -> torch.optim.Optimizer:

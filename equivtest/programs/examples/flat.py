@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from equivtest.programs.examples.plans import average
+from equivtest.programs.examples.plans import average, spoil
 from equivtest.programs.examples.token_mean import MAX_NORM, TokenMean
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -70,8 +70,7 @@ def rewrite(sharded: FullyShardedDataParallel) -> None:
     summon = FullyShardedDataParallel.summon_full_params
     with summon(sharded, writeback=False):
         whole = {name: parameter.clone() for name, parameter in sharded.named_parameters()}
-    for parameter in sharded.parameters():
-        parameter.fill_(torch.nan)
+    spoil(sharded.parameters())
     with summon(sharded):
         for name, parameter in sharded.named_parameters():
             parameter.copy_(whole[name])

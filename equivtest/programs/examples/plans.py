@@ -7,6 +7,7 @@ RowwiseParallel.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, cast
 
@@ -349,7 +350,7 @@ def fully_sharded_by_layers(
 def set_root_alone(root: Any) -> None:
     """Makes the root synchronize no gradients, and keep the parameters that it gathers.
 
-    The root has no parameters of its own, so no result may change.
+    Each parameter belongs to a layer that is sharded alone, so no result may change.
     """
     root.set_requires_gradient_sync(False, recurse=False)
     root.set_requires_all_reduce(False, recurse=False)
@@ -368,11 +369,15 @@ def fully_sharded_from_rank_0(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return loaded(fully_sharded(block, mesh), whole, options)
 
 
+@torch.no_grad()
+def spoil(tensors: Iterable[torch.Tensor]) -> None:
+    for tensor in tensors:
+        tensor.fill_(torch.nan)
+
+
 def loaded(sharded: nn.Module, state: dict[str, Any], options: StateDictOptions) -> nn.Module:
     """Spoils all parameters of the module, and loads the state into them."""
-    with torch.no_grad():
-        for parameter in sharded.parameters():
-            parameter.fill_(torch.nan)
+    spoil(sharded.parameters())
     set_model_state_dict(sharded, state, options=options)
     return sharded
 

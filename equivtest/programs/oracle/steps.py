@@ -24,6 +24,7 @@ from equivtest.oracle.ranged import Parts, Ranged
 from equivtest.oracle.rounding import where_finite
 from equivtest.programs.case import ModuleCase
 from equivtest.programs.oracle.factors import SCALED, rounds_factors
+from equivtest.programs.oracle.within import with_buffers
 from equivtest.programs.reference import call_builder, in_dtype, with_parameters
 from equivtest.programs.steps import TOTAL_NORM, called_optimizer, updated
 from equivtest.tensors import DTYPES
@@ -196,13 +197,9 @@ class Optimizer:
     def __init__(self, case: ModuleCase, parameters: Tensors) -> None:
         self._case, self._counted = case, _counted(case)
         module = in_dtype(call_builder(case.build), case.dtype)
-        given = {name: self._counted.exactly(value) for name, value in parameters.items()}
-        others = {name: each for name, each in module.named_parameters() if name not in given}
-        given |= {name: self._counted.exactly(each) for name, each in others.items()}
-        for name, buffer in list(module.named_buffers()):
-            if buffer.is_floating_point():
-                owner, _, last = name.rpartition(".")
-                setattr(module.get_submodule(owner), last, self._counted.exactly(buffer))
+        every = dict(module.named_parameters()) | dict(parameters)
+        given = {name: self._counted.exactly(value) for name, value in every.items()}
+        with_buffers(module, self._counted, dict(module.named_buffers()))
         with self._counted:
             with_parameters(module, given)
             self._optimizer = called_optimizer(case.training.optimizer, module)

@@ -75,7 +75,7 @@ def ran_within_bounds(
         _put_buffers(module, {name: buffer.clone() for name, buffer in own.items()})
     for module in modules:
         places.watch(module)
-        _with_buffers(module, counted, case.facts.buffers)
+        with_buffers(module, counted, case.facts.buffers)
     runs = [
         Forced(
             module,
@@ -121,8 +121,8 @@ def _ranged(counted: RunningError, tensor: torch.Tensor) -> torch.Tensor:
     return counted.exactly(tensor) if tensor.is_floating_point() else tensor
 
 
-def _with_buffers(module: nn.Module, counted: RunningError, names: Iterable[str]) -> None:
-    """Tracks the errors of the named buffers, because the forward writes to them."""
+def with_buffers(module: nn.Module, counted: RunningError, names: Iterable[str]) -> None:
+    """Tracks the errors of the named buffers, because the program writes to them."""
     floating = [name for name in names if module.get_buffer(name).is_floating_point()]
     _put_buffers(module, {name: counted.exactly(module.get_buffer(name)) for name in floating})
 
