@@ -52,11 +52,11 @@ def each(names: Iterable[str]) -> pytest.MarkDecorator:
 def run_of(name: str) -> tuple[Any, ...]:
     """Draws the 240 cases of a whole run: one search, with its own seed, for each world size."""
     spaces = {world_size: Space((world_size,), limits.DTYPES) for world_size in limits.WORLD_SIZES}
-    with no_local_constants():
-        return tuple(case for n, space in spaces.items() for case in drawn(STRATEGIES[name](space), 60, number=n))
+    return tuple(case for n, space in spaces.items() for case in drawn(STRATEGIES[name](space), 60, number=n))
 
 
 def drawn(strategy: SearchStrategy[C], num: int, *, number: int = 0) -> list[C]:
+    """Draws `num` cases, the same ones whatever else has been imported."""
     cases: list[C] = []
 
     @seed(number)
@@ -71,7 +71,8 @@ def drawn(strategy: SearchStrategy[C], num: int, *, number: int = 0) -> list[C]:
     def keep(case: C) -> None:
         cases.append(case)
 
-    keep()
+    with no_local_constants():
+        keep()
     return cases
 
 
