@@ -33,7 +33,6 @@ from equivtest.search.local_constants import no_local_constants
 from equivtest.search.planned import has_case, profile_for
 from equivtest.verdicts.claims import agrees_on_all_ranks, equals_unsharded
 from studies.gate_draws import DRAW, LARGE, MADE_UP, lines_of_draws, lines_of_run, make_up_modules, mixed_suite
-from tests.drawing import drawn
 
 CHUNK = Chunk(2, limits.DTYPES, 0, 20)
 
@@ -149,7 +148,16 @@ def test_hypothesis_tests_of_the_user_still_draw_constants_from_imported_modules
         seed for case in chunk_cases(claimed(cases=cases), replace(CHUNK, num_cases=1000)) for _, seed in case.values
     }
 
-    assert not ours & set(LARGE) and set(drawn(integers, 1000)) & set(LARGE)
+    theirs = set()
+
+    @hypothesis.seed(0)
+    @hypothesis.settings(max_examples=1000, database=None)
+    @hypothesis.given(integers)
+    def test_of_the_user(number: int) -> None:
+        theirs.add(number)
+
+    test_of_the_user()
+    assert not ours & set(LARGE) and theirs & set(LARGE)
 
 
 def test_loaded_hypothesis_profile_changes_no_draw(monkeypatch: pytest.MonkeyPatch) -> None:
