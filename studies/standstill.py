@@ -24,6 +24,7 @@ import os, sys, threading, time
 def watch(core, nap_s, least_s):
     os.sched_setaffinity(0, {core})
     before_s = time.monotonic()
+    print(before_s, before_s, flush=True)  # this process watches from now on
     while True:
         time.sleep(nap_s)
         now_s = time.monotonic()
@@ -65,12 +66,15 @@ def watching() -> Iterator[Standstills]:
     """Watches every core that this process may use, for as long as the block lasts and this process lives."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="standstill-")))
-        pids, paths = [], []
+        watchers, paths = [], []
         for core in sorted(os.sched_getaffinity(0)):
             paths.append(folder / str(core))
             command = [sys.executable, "-c", _WATCH, str(core), str(NAP_S), str(LEAST_S)]
             notes = stack.enter_context(paths[-1].open("w"))
             watcher = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=notes))
             stack.callback(watcher.kill)
-            pids.append(watcher.pid)
-        yield Standstills(pids, paths)
+            watchers.append(watcher)
+        for watcher, path in zip(watchers, paths, strict=True):
+            while not path.stat().st_size and watcher.poll() is None:
+                time.sleep(NAP_S)
+        yield Standstills([watcher.pid for watcher in watchers], paths)

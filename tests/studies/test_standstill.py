@@ -16,7 +16,6 @@ STOPPED_S = 4 * LEAST_S
 
 def _stand_still(pids: list[int]) -> tuple[float, float]:
     """Stops the watchers for a while, as a machine does that stands still; when that began and ended."""
-    time.sleep(1.0)  # until they run
     begun_s = time.monotonic()
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
