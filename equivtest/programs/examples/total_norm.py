@@ -33,9 +33,11 @@ class Clipped:
         foreach: Argument of torch's functions. If True, torch takes several gradients in one operation. If None, torch
             decides. The value changes from step to step.
         raises: True if torch should raise when the norm is not finite.
+        norm: Norm of all gradients before clipping.
     """
 
     norm_type: ClassVar[float] = 2.0
+    norm: torch.Tensor
 
     def __init__(self, module: Any, mesh: DeviceMesh, micro_batches: Any, optimizer: torch.optim.Optimizer) -> None:
         self.module, self.mesh, self.optimizer = module, mesh, optimizer
@@ -58,12 +60,16 @@ class Clipped:
         return cls(*given).run()
 
     def run(self) -> dict[str, torch.Tensor]:
+        loss: Any = self.optimizer.step(cast("Any", self.compute))
+        return {"loss": loss.detach(), "total_norm": self.norm}
+
+    def compute(self) -> torch.Tensor:
+        """Computes and clips all gradients, as a closure that the optimizer calls. Returns the loss."""
         self.optimizer.zero_grad()
-        loss = self.module(**self.batch)["loss"]
+        loss: torch.Tensor = self.module(**self.batch)["loss"]
         torch.autograd.backward(loss)
-        norm = self.clip()
-        self.optimizer.step()
-        return {"loss": loss.detach(), "total_norm": norm}
+        self.norm = self.clip()
+        return loss
 
     def clip(self) -> torch.Tensor:
         """Clips all gradients by their total norm. Returns the norm before clipping."""
@@ -169,17 +175,32 @@ class ByGroups(Clipped):
         return self.norm_of(norms)
 
 
+SCALES: dict[str, Any] = {"init_scale": 2.0**10, "backoff_factor": 0.125, "growth_factor": 4.0, "growth_interval": 2}
+SCALE = 2.0**9
+"""The scale after `SCALES`, one backward that overflows and two that do not: 2**10 / 8 * 4."""
+
+
 class Scaled(InOneCall):
-    """Scales the loss by torch's GradScaler. An infinity on one rank alone must stop the update on all ranks."""
+    """Scales the loss by torch's GradScaler. An infinity on one rank alone must stop the update on all ranks.
+
+    The scaler's factors are not torch's defaults. Its state is loaded into a new scaler between two backwards without
+    overflow, after which the scale grows. The reported loss is in proportion to the scale at the end of the step.
+    """
 
     copies = False
 
     def run(self) -> dict[str, torch.Tensor]:
-        scaler = torch.amp.GradScaler(self.mesh.device_type, init_scale=2.0**10)
+        scaler = torch.amp.GradScaler(self.mesh.device_type, **SCALES)
         loss = self.module(**self.batch)["loss"]
         self.attempt(scaler, loss, overflows=True)
+        self.optimizer.zero_grad()
+        torch.autograd.backward(scaler.scale(loss), retain_graph=True)
+        scaler.unscale_(self.optimizer)
+        scaler.update()
+        state, scaler = scaler.state_dict(), torch.amp.GradScaler(self.mesh.device_type)
+        scaler.load_state_dict(state)
         norm = self.attempt(scaler, loss, overflows=False)
-        return {"loss": loss.detach(), "total_norm": norm}
+        return {"loss": loss.detach() * (scaler.get_scale() / SCALE), "total_norm": norm}
 
     def attempt(self, scaler: torch.amp.GradScaler, loss: torch.Tensor, *, overflows: bool) -> torch.Tensor:
         """Runs backward, clipping and update, and returns the norm. If a gradient is infinite, no rank updates."""
