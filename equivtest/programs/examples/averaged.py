@@ -1,10 +1,14 @@
 """Training whose learning rate follows a schedule, and whose parameters become their average after the third update.
 
+The parallel module resumes after the second update: the states of its optimizer, schedule and average are loaded into
+new ones. The unsharded module goes on without.
+
 Source: torch/optim/swa_utils.py, AveragedModel; torch/optim/lr_scheduler.py (2.13.0).
 """
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -41,8 +45,8 @@ SCHEDULES: dict[str, Any] = {
 }
 """Name -> function that makes the schedule of an optimizer."""
 
-NUM_BEFORE = 3
-"""Number of updates before the averages become the parameters."""
+NUM_BEFORE_RESUME, NUM_BEFORE = 2, 3
+"""Number of updates before the parallel module resumes, and before the averages become the parameters."""
 
 
 class AveragedBlock(BufferedBlock):
@@ -73,16 +77,17 @@ class Averaged(torch.optim.Optimizer):
     """
 
     def __init__(self, module: Any) -> None:
-        self.module = module
-        block = getattr(module, "module", module)
-        trained = [each for each in module.parameters() if each.requires_grad]
-        groups: list[dict[str, Any]] = [{"params": trained[:1], "lr": 0.25}, {"params": trained[1:]}]
-        self.inner = torch.optim.SGD(groups, lr=0.5, momentum=0.5)
-        self.schedule = SCHEDULES[block.schedule](self.inner)
-        self.average = AveragedModel(block, **AVERAGES[block.average]())
-        spoil((*self.average.module.parameters(), *self.average.module.buffers()))
-        self.block, self.num_updates = block, 0
+        self.module, self.block, self.num_updates = module, getattr(module, "module", module), 0
+        self.inner, self.schedule, self.average = self.made()
         super().__init__(self.inner.param_groups, {})
+
+    def made(self) -> Any:
+        trained = [each for each in self.module.parameters() if each.requires_grad]
+        groups: list[dict[str, Any]] = [{"params": trained[:1], "lr": 0.25}, {"params": trained[1:]}]
+        inner = torch.optim.SGD(groups, lr=0.5, momentum=0.5)
+        average = AveragedModel(self.block, **AVERAGES[self.block.average]())
+        spoil((*average.module.parameters(), *average.module.buffers()))
+        return inner, SCHEDULES[self.block.schedule](inner), average
 
     def step(self, closure: Any = None) -> Any:
         self.inner.step()
@@ -90,8 +95,16 @@ class Averaged(torch.optim.Optimizer):
         is_measured = isinstance(self.schedule, lr_scheduler.ReduceLROnPlateau)
         self.schedule.step(*([1.0] if is_measured else []))
         self.num_updates += 1
+        if self.num_updates == NUM_BEFORE_RESUME and self.block is not self.module:
+            self.resume()
         if self.num_updates == NUM_BEFORE:
             self.block.load_state_dict(self.average.module.state_dict())
+
+    def resume(self) -> None:
+        states = [copy.deepcopy(each.state_dict()) for each in (self.inner, self.schedule, self.average)]
+        self.inner, self.schedule, self.average = self.made()
+        for each, state in zip((self.inner, self.schedule, self.average), states, strict=True):
+            each.load_state_dict(state)
 
 
 def averaged(module: nn.Module) -> torch.optim.Optimizer:
