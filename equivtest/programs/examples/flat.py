@@ -9,12 +9,22 @@ from __future__ import annotations
 import operator
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from io import BytesIO
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed._shard.api import load_with_process_group
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp import (
+    BackwardPrefetch,
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    ShardingStrategy,
+    StateDictType,
+)
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from equivtest.programs.examples.plans import average, spoil
@@ -29,6 +39,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 """Arguments under which the whole block has one flat parameter, that move the gathers, or that reduce in float64."""
 IGNORED = {"ignored layer": "up", "ignored weight": "down.weight"}
+STATES = {
+    "full state": StateDictType.FULL_STATE_DICT,
+    "sharded state": StateDictType.SHARDED_STATE_DICT,
+    "local state": StateDictType.LOCAL_STATE_DICT,
+}
+"""Forms of the state, which the ranks save and load again.
+
+With 'NO_SHARD' torch has the full state alone. It loads no local state into parameters with names, and has none in a
+group of some ranks of the world (finding 166).
+"""
+ON_ITS_DEVICE = FullOptimStateDictConfig(offload_to_cpu=False)
+"""Keeps the full state of an optimizer right on the CPU (finding 165)."""
 
 
 def flat_sharded(block: nn.Module, mesh: DeviceMesh, *, strategy: str, by_name: bool, setting: str = "") -> nn.Module:
@@ -37,9 +59,9 @@ def flat_sharded(block: nn.Module, mesh: DeviceMesh, *, strategy: str, by_name: 
     Args:
         strategy: Name of a ShardingStrategy. 'NO_SHARD' keeps all parameters on each rank, and averages gradients.
         by_name: Whether the parameters keep their names. Otherwise each flat parameter is one parameter.
-        setting: A name in `SETTINGS` or in `IGNORED`, or 'mesh' or 'rewritten'. A hook averages the gradients that are
-            ignored. If 'mesh', the module gets the mesh, not its process group. If 'rewritten', the whole parameters
-            are read, spoiled and written again.
+        setting: A name in `SETTINGS`, `IGNORED` or `STATES`, or 'mesh' or 'rewritten'. A hook averages the gradients
+            that are ignored. If 'mesh', the module gets the mesh, not its process group. If 'rewritten', the whole
+            parameters are read, spoiled and written again.
     """
     how: dict[str, Any] = {"auto_wrap_policy": ModuleWrapPolicy({nn.Linear, nn.Embedding})}
     how |= {"device_mesh": mesh} if setting == "mesh" else {"process_group": mesh.get_group()}
@@ -53,6 +75,13 @@ def flat_sharded(block: nn.Module, mesh: DeviceMesh, *, strategy: str, by_name: 
     )
     if setting == "rewritten":
         rewrite(sharded)
+    sharded.reloads = setting in STATES and mesh.size() == distributed.get_world_size()  # type: ignore[assignment]
+    if setting in STATES:
+        has_local_state = not by_name and mesh.size() == distributed.get_world_size()
+        has_form = strategy != "NO_SHARD" and (setting != "local state" or has_local_state)
+        configs = () if has_form and setting != "full state" else (FullStateDictConfig(), ON_ITS_DEVICE)
+        FullyShardedDataParallel.set_state_dict_type(sharded, STATES[setting if has_form else "full state"], *configs)
+        reload(sharded)
     return sharded
 
 
@@ -66,18 +95,61 @@ def ignored(block: nn.Module, mesh: DeviceMesh, name: str) -> list[Any]:
 
 @torch.no_grad()
 def rewrite(sharded: FullyShardedDataParallel) -> None:
-    """Copies the whole parameters, spoils the shards, and writes the copies into them."""
-    summon = FullyShardedDataParallel.summon_full_params
-    with summon(sharded, writeback=False):
-        whole = {name: parameter.clone() for name, parameter in sharded.named_parameters()}
+    """Copies the whole parameters of the first rank, spoils the shards, and writes the copies into them.
+
+    While the parameters are whole, they are spoiled too, which a shard must not see. A parameter that is not sharded
+    would see it.
+    """
+    summon, group = FullyShardedDataParallel.summon_full_params, sharded.process_group
+    is_first = distributed.get_rank(group) == 0
+    if sharded.sharding_strategy != ShardingStrategy.NO_SHARD:
+        with summon(sharded, writeback=False):
+            spoil(sharded.parameters())
+    with summon(sharded, writeback=False, rank0_only=True):
+        copies = [{name: each.clone() for name, each in sharded.named_parameters()} if is_first else None]
+    distributed.broadcast_object_list(copies, group=group, group_src=0)
+    (whole,) = cast("Any", copies)
     spoil(sharded.parameters())
     with summon(sharded):
         for name, parameter in sharded.named_parameters():
             parameter.copy_(whole[name])
 
 
+@torch.no_grad()
+def reload(sharded: FullyShardedDataParallel) -> None:
+    """Saves the state of the module, spoils the shards, and loads the state."""
+    state = through_file(sharded.state_dict(), sharded)
+    spoil(sharded.parameters())
+    sharded.load_state_dict(state)
+
+
+def through_file(state: Any, sharded: FullyShardedDataParallel) -> Any:
+    """Writes the state into a file of this rank, and reads it."""
+    file = BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    with load_with_process_group(sharded.process_group):
+        return torch.load(file, weights_only=False)
+
+
 class FlatTokenMean(TokenMean):
-    """Runs all micro-batches except the last in `no_sync`, and clips by the module's own method."""
+    """Runs all micro-batches except the last in `no_sync`, and clips by the module's own method.
+
+    If the module `reloads`, later steps first load the state of the optimizer again, by the names of the whole
+    parameters. torch saves no such state in a group without rank 0 of the world (pytorch 155680).
+    """
+
+    def begin(self) -> None:
+        if self.optimizer.state and self.module.reloads:
+            self.reload()
+        super().begin()
+
+    def reload(self) -> None:
+        saved = through_file(FullyShardedDataParallel.optim_state_dict(self.module, self.optimizer), self.module)
+        for state in self.optimizer.state.values():
+            spoil(state.values())
+        loaded = FullyShardedDataParallel.optim_state_dict_to_load(self.module, self.optimizer, saved)
+        self.optimizer.load_state_dict(loaded)
 
     def accumulate(self, number: int) -> None:
         with nullcontext() if self.reduces(number) else self.module.no_sync():
