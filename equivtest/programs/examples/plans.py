@@ -40,6 +40,20 @@ POWER_SGD: dict[str, Any] = {
     "orthogonalization_epsilon": 1e-8,
 }
 """Arguments of PowerSGD that compress the weights of a block with two features."""
+SENT_TWICE = ((1, True), (0, True), (1, True), (0, True))
+POWERS: dict[str, tuple[dict[str, Any], tuple[tuple[int, bool], ...]]] = {
+    "wrapped": ({"batch_tensors_with_same_shape": True}, SENT_TWICE),
+    "forgets": ({"use_error_feedback": False, "warm_start": True}, ((1, True), (1, True), (1, False), (0, True))),
+    "barely": (
+        {"use_error_feedback": False, "min_compression_rate": 2},
+        ((0, True), (0, True), (1, True), (1, True)),
+    ),
+}
+"""Name -> arguments of PowerSGD beside `POWER_SGD`, and calls of the hook: see `until_all_is_sent`.
+
+'forgets' is exact until the hook compresses, and drops what the compression loses. 'barely' compresses nothing. The
+hook `batched_powerSGD_hook` cannot compress (finding 167).
+"""
 
 
 def tensor_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -202,7 +216,7 @@ def data_parallel_by_hook(
         hook: If 'local_sgd', the hook of every dtype averages over a subgroup with all ranks, and its other group has
             this rank alone. If 'before_local_sgd', it averages over the group, and the subgroup has this rank alone.
             If 'builtin', it is the all_reduce in C++. If 'wrapped', the hooks of 16 bits wrap the hook of float32, and
-            PowerSGD compresses matrices of one shape together.
+            PowerSGD compresses matrices of one shape together. Other names in `POWERS` change PowerSGD alone.
         composable: Whether the function `replicate` changes the block itself, and DistributedDataParallel does not wrap
             it.
         ignores: Only if `composable` is True. Whether the layer `up` is left out. A hook averages its gradient.
@@ -216,12 +230,13 @@ def data_parallel_by_hook(
     if hook == "wrapped":
         bf16 = default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook)
         fp16 = default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook)
-    power_sgd = {**POWER_SGD, "batch_tensors_with_same_shape": hook == "wrapped"}
+    arguments, calls = POWERS.get(hook, ({}, SENT_TWICE))
+    power_sgd = PowerSGDState(cast("Any", Waiting(group)), **POWER_SGD | arguments)
     hooks: dict[torch.dtype, tuple[Any, Any]] = {
         torch.float32: (group, default_hooks.allreduce_hook),
         torch.float16: (group, fp16),
         torch.bfloat16: (group, scaled(bf16, 2.0**40)),
-        torch.float64: (PowerSGDState(cast("Any", Waiting(group)), **power_sgd), until_all_is_sent(powerSGD_hook)),
+        torch.float64: (power_sgd, until_all_is_sent(powerSGD_hook, calls)),
     }
     dtype, own = next(block.parameters()).dtype, cast("Any", block.up)
     if ignores:
@@ -296,14 +311,18 @@ class Waiting:
         return work
 
 
-def until_all_is_sent(hook: Any) -> Any:
-    """Returns a hook that averages integers by PowerSGD of rank 1. No matrix may have a rank above 2.
+def until_all_is_sent(hook: Any, calls: Iterable[tuple[int, bool]]) -> Any:
+    """Returns a hook that averages integers by PowerSGD of rank 1. It makes the given calls.
 
     PowerSGD replaces a matrix M by P P^T M, for a unit vector P in the range of M. Error feedback adds the rest
     M - P P^T M, whose rank is lower by 1, to the next gradient. The next gradient is zero here, so two calls together
-    send M, except for roundings. The vector P is random. The roundings stay far below 1 / 2 unless P is nearly
-    orthogonal to a singular vector, and the hook removes them from the integers. The calls before PowerSGD begins
-    average M and zeros.
+    send M of rank 2, except for roundings. The vector P is random. The roundings stay far below 1 / 2 unless P is
+    nearly orthogonal to a singular vector, and the hook removes them from the integers. The calls before PowerSGD
+    begins average M and zeros.
+
+    Args:
+        calls: For each call of `hook`, the factor of the gradient that it averages, and whether its result counts.
+            Together the results are twice the average.
 
     Source: Vogels et al., PowerSGD (2019), algorithms 1 and 2; the documentation of `powerSGD_hook` (2.13.0).
     """
@@ -311,9 +330,10 @@ def until_all_is_sent(hook: Any) -> Any:
     def hook_until_all_is_sent(state, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations
         num_ranks, sent = state.process_group.size(), bucket.buffer().clone()
         total = torch.zeros_like(sent)
-        for gradient in (sent, 0.0, sent, 0.0):
-            bucket.buffer()[:] = gradient
-            total += hook(state, bucket).wait()
+        for factor, counts in calls:
+            bucket.buffer()[:] = factor * sent
+            averaged = hook(state, bucket).wait()
+            total += averaged if counts else 0
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(total.mul_(num_ranks / 2).round_().div_(num_ranks))
         return future
