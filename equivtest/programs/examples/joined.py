@@ -1,6 +1,7 @@
 """A step of training in which ranks have different numbers of micro-batches.
 
-Source: DistributedDataParallel.join and join_hook in torch/nn/parallel/distributed.py (2.13.0).
+Source: DistributedDataParallel.join and join_hook in torch/nn/parallel/distributed.py, Join in
+torch/distributed/algorithms/join.py (2.13.0).
 """
 
 from __future__ import annotations
@@ -15,8 +16,16 @@ from torch.nn.parallel import DistributedDataParallel
 from equivtest.programs.examples.token_mean import MicroBatch, Report, TokenMean, change_buffers
 
 
-def replicated(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    return DistributedDataParallel(module, process_group=mesh.get_group())
+def replicated(module: nn.Module, mesh: DeviceMesh, *, ends: str = "") -> nn.Module:
+    """Replicates the module.
+
+    Args:
+        ends: If 'early', a first context raises on all ranks as soon as one has no further row. A second context has
+            the remaining rows. If 'off', the context is disabled if all ranks have the same number of rows.
+    """
+    made = DistributedDataParallel(module, process_group=mesh.get_group())
+    made.ends = ends  # type: ignore[assignment]  # read by the step
+    return made
 
 
 class Joined(TokenMean):
@@ -49,13 +58,18 @@ class Joined(TokenMean):
         self.parameters = list(module.parameters())
         self.totals = [torch.zeros_like(each) for each in self.parameters]
 
+    @property
+    def is_enabled(self) -> bool:
+        return bool(self.module.ends != "off" or self.num_rows.min() < self.num_rows.max())
+
+    def join(self, **how: bool) -> Any:
+        return self.module.join(divide_by_initial_world_size=self.divides_by_all, **how)
+
     def run(self) -> Report:
-        with self.module.join(divide_by_initial_world_size=self.divides_by_all):
-            for number in range(len(self.micro_batches)):
-                self.begin()
-                self.run_micro_batch(number)
-                if self.mesh.get_local_rank() != self.sender(number + 1):
-                    change_buffers(self.module)
+        if self.module.ends == "early":
+            self.run_until_one_ends()
+        with self.join(enable=self.is_enabled):
+            self.run_rows()
             for parameter, total in zip(self.parameters, self.totals, strict=True):
                 parameter.grad = total
             if len(self.micro_batches) == self.num_rows[0]:
@@ -63,8 +77,34 @@ class Joined(TokenMean):
         self.reduce()
         return {"loss": self.reported()}
 
+    def run_rows(self) -> None:
+        for number in range(len(self.losses), len(self.micro_batches)):
+            self.begin()
+            self.run_micro_batch(number)
+            if self.mesh.get_local_rank() != self.sender(number + 1):
+                change_buffers(self.module)
+
+    def run_until_one_ends(self) -> None:
+        """Runs the rows for which each rank has one.
+
+        Raises:
+            AssertionError: torch does not raise although some rank has no further row.
+        """
+        try:
+            with self.join(throw_on_early_termination=True):
+                self.run_rows()
+        except RuntimeError:
+            return
+        if self.num_rows.min() < self.num_rows.max():
+            raise AssertionError("throw_on_early_termination=True, a rank has no further row, and join did not raise")
+
     def sender(self, number: int) -> int:
-        """Returns the rank that sends its buffers before a forward, or before the end if no rank has a further row."""
+        """Returns the rank that sends its buffers before a forward, or before the end if no rank has a further row.
+
+        In a disabled context the first rank sends.
+        """
+        if not self.is_enabled:
+            return 0
         number = min(number, int(self.num_rows[0]) - 1)
         return int((self.num_rows > number).sum()) - 1
 
