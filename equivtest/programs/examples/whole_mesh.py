@@ -6,11 +6,12 @@ _init_sharding_spec_tp and _init_sharding_spec_spmd in _fsdp_param.py (torch 2.1
 
 from __future__ import annotations
 
+import math
 from functools import cache, partial
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import DataParallelMeshDims, fully_shard
@@ -27,6 +28,7 @@ NAMED = {
     "replicas": DataParallelMeshDims(replicate="dp"),
     "both": DataParallelMeshDims(shard="shards", replicate="replicas"),
 }
+NAMED["groups"] = NAMED["both"]
 WHOLE, ROWS, TOKENS = Replicate(), Shard(0), Shard(1)
 DIVIDED = {"gate.weight": Shard(0), "up.weight": Shard(0), "down.weight": Shard(1)}
 """Parameters that are divided along 'tp'. Each rank has all other parameters as a whole."""
@@ -38,7 +40,8 @@ def sequence_and_data_parallel(block: ScaledBlock, mesh: DeviceMesh, *, data: st
     Args:
         data: What the ranks along 'dp' have of each parameter. If 'shards', each rank has a shard. If 'replicas', each
             rank has the whole parameter. If 'both', half of an even number of ranks divide the parameter, and the
-            other half have the same shards.
+            other half have the same shards. If 'groups', the same on a mesh that is made of groups. If 'flattened',
+            each rank has a shard, and two axes of a mesh are flattened into one.
         separates: Whether shards of gradients are reduced on a separate process group. The option changes nothing if
             the parameters are not sharded.
     """
@@ -47,12 +50,19 @@ def sequence_and_data_parallel(block: ScaledBlock, mesh: DeviceMesh, *, data: st
     if data == "replicas":
         replicate(parallel, mesh=mesh["dp"])
         return block
-    fully_shard(parallel, mesh=three_axes(mesh)[DATA] if data == "both" else mesh["dp"])
+    fully_shard(parallel, mesh=along_data(mesh, data))
     if separates:
         parallel.set_separate_reduce_scatter_group()
-    if data == "both":
+    if data in ("both", "groups"):
         write(block, whole)
     return block
+
+
+def along_data(mesh: DeviceMesh, data: str) -> DeviceMesh:
+    if data == "shards":
+        return mesh["dp"]
+    axes = three_axes(mesh, of_groups=data == "groups")[DATA]
+    return axes._flatten() if data == "flattened" else axes
 
 
 @torch.no_grad()
@@ -76,9 +86,9 @@ def parallel_on_named_axes(block: ScaledBlock, mesh: DeviceMesh, *, data: str) -
     """
     _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
     whole = {name: parameter.detach().clone() for name, parameter in block.named_parameters()}
-    mesh = three_axes(mesh) if data == "both" else mesh
+    mesh = three_axes(mesh, of_groups=data == "groups") if data in ("both", "groups") else mesh
     fully_shard(sequence_parallel_on(block, mesh), mesh=mesh, dp_mesh_dims=NAMED[data])
-    if data == "both":
+    if data in ("both", "groups"):
         write(block, whole)
     return block
 
@@ -100,15 +110,23 @@ def replicated_by_layers(block: nn.Module, mesh: DeviceMesh, *, ignores: str = "
     return block
 
 
-def three_axes(mesh: DeviceMesh) -> DeviceMesh:
-    return _three_axes(mesh.device_type, tuple(mesh.shape))
+def three_axes(mesh: DeviceMesh, *, of_groups: bool = False) -> DeviceMesh:
+    return _three_axes(mesh.device_type, tuple(mesh.shape), of_groups)
 
 
 @cache
-def _three_axes(device_type: str, shape: tuple[int, int]) -> DeviceMesh:
+def _three_axes(device_type: str, shape: tuple[int, int], of_groups: bool) -> DeviceMesh:  # noqa: FBT001
     """Returns the mesh of the whole world on which the first axis is divided in two."""
     num_replicas = 1 if shape[0] % 2 else 2
-    return init_device_mesh(device_type, (num_replicas, shape[0] // num_replicas, shape[1]), mesh_dim_names=AXES)
+    sizes = (num_replicas, shape[0] // num_replicas, shape[1])
+    if not of_groups:
+        return init_device_mesh(device_type, sizes, mesh_dim_names=AXES)
+    ranks, new_groups = torch.arange(math.prod(sizes)).view(sizes), cast("Any", distributed)
+    groups = [
+        new_groups.new_subgroups_by_enumeration(ranks.movedim(axis, -1).flatten(0, -2).tolist())[0] for axis in (0, 1)
+    ]
+    groups.append(new_groups.new_subgroups(sizes[-1])[0])
+    return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=AXES)
 
 
 def sequence_parallel_on(block: ScaledBlock, mesh: DeviceMesh) -> nn.Module:
