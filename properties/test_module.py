@@ -185,7 +185,19 @@ data_parallel_block_by_hook = module_property(
             x_shape=(4, 2),
             batch="mean of parts",
             values=(("real", 0),),  # float16 rounds these gradients
-        )
+        ),
+        *(
+            ModuleCase(
+                world_size=ranks,
+                dtype="float64",
+                build=TWO_OUTPUTS,
+                parallelize=f"{DATA_PARALLEL}_by_hook(hook={hook!r})",
+                x_shape=(4, 2),
+                batch="mean of parts",
+            )
+            for ranks in (2, 4)
+            for hook in ("forgets", "barely")
+        ),
     ],
 )
 
@@ -330,7 +342,7 @@ fully_sharded_block_from_rank_0 = module_property(
 )
 
 WHOLE_MESH = "equivtest.programs.examples.whole_mesh:"
-DATA = ("shards", "replicas", "both")
+DATA = ("shards", "replicas", "both", "groups")
 
 
 def on_two_axes(parallelize: str) -> ModuleCase:
@@ -353,7 +365,7 @@ fully_sharded_sequence_parallel_block = module_property(
     x_shapes=((4, 2, 2), (4, 3, 2), (7, 2, 2)),
     axes=("dp", "tp"),
     batch="mean of parts",
-    options={"data": DATA, "separates": (False, True)},
+    options={"data": (*DATA, "flattened"), "separates": (False, True)},
     examples=[on_two_axes("sequence_and_data_parallel(data='shards', separates=True)")],
     conclusive_dtypes=("float32", "float64"),  # too many digits for 16 bits
 )
@@ -452,13 +464,13 @@ unsynchronized_step = module_property(
     conclusive_dtypes=("float32", "float64"),
 )
 
-# Flat parameters, also in `no_sync`. Their module clips them.
+# Flat parameters, also in `no_sync`. Their module clips them. States of the module and of the optimizer are loaded.
 flat_sharded_step = module_property(
     "equivtest.programs.examples.next_token:next_token",
     f"{FLAT}flat_sharded",
     inputs={"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))},
     sizes={"batch": (2, 4, 7, 9, 12), "seq": (2,)},
-    options=STRATEGIES,
+    options={**STRATEGIES, "setting": ("", "full state", "sharded state", "local state")},
     optimizer=f"{TOKEN_MEAN}adamw",
     step=f"{FLAT}flat_token_mean",
     micro_batches=3,
@@ -467,12 +479,13 @@ flat_sharded_step = module_property(
     conclusive_dtypes=("float32", "float64"),
 )
 
-# Each row is a micro-batch, and in nearly every case ranks have different numbers of rows. Buffers change too.
+# Each row is a micro-batch, and in most cases ranks have different numbers of rows. Buffers change too.
 joined_step = module_property(
     "equivtest.programs.examples.next_token:scaled_next_token",
     "equivtest.programs.examples.joined:replicated",
     inputs={"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))},
-    sizes={"batch": (3, 5, 7, 11, 15), "seq": (2,)},
+    sizes={"batch": (3, 4, 5, 7, 11, 15), "seq": (2,)},
+    options={"ends": ("", "early", "off")},
     optimizer=f"{TOKEN_MEAN}adamw",
     step="equivtest.programs.examples.joined:joined",
     conclusive_dtypes=("float32", "float64"),
