@@ -85,3 +85,15 @@ zero_redundancy = module_property(
     steps=3,
     world_sizes=(2, 4),
 )
+
+# Each rank updates its own parameters, and after every fourth update the ranks average them.
+local_sgd_block = module_property(
+    f"{EXAMPLES}local_sgd:local_block",
+    f"{EXAMPLES}plans:data_parallel",
+    x_shapes=[(12, 2)],
+    options={"averager": ("periodic", "hierarchical")},
+    optimizer=f"{EXAMPLES}local_sgd:local",
+    steps=3,
+    world_sizes=(2, 4),
+    needs_world=True,
+)
