@@ -55,6 +55,7 @@ sharded_pipelined_step = module_property(
     options={
         "counts": (False, True),
         "dim": (0, 1),
+        "recomputes": (True, False),
         "schedule": ("1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"),
     },
     **OF_MANY_ROWS,

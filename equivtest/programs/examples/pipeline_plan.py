@@ -12,6 +12,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint_sequential
 
 from equivtest.programs.examples.pipeline import Chain
 
@@ -31,15 +32,22 @@ class Stage(nn.Module):
 
     The output and the gradient of the input are contiguous, because no rank sends a tensor that is not. If a stage
     takes the keyword `addend`, it adds this tensor to the input of each layer.
+
+    Attributes:
+        num_segments: Number of segments that the backward recomputes, or 0. It need not divide the number of layers.
     """
 
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(layers)
+        self.layers, self.num_segments = nn.ModuleList(layers), 0
 
     def forward(self, x: torch.Tensor, *, addend: torch.Tensor | None = None) -> torch.Tensor:
         if x.requires_grad:
             x.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
+        if self.num_segments:
+            recomputed: Any = checkpoint_sequential
+            x = recomputed(list(self.layers), self.num_segments, x, use_reentrant=False)
+            return x.contiguous()
         for layer in self.layers:
             x = layer(x if addend is None else x + addend)
         return x.contiguous()
@@ -86,7 +94,7 @@ class Pipeline(nn.Module):
         self.adds_weights = chain.adds_weights
         self.losses: list[torch.Tensor] = []
         self.layers = nn.ModuleDict()
-        self.stages: dict[int, nn.Module] = {}
+        self.stages: dict[int, Any] = {}
         self.schedule: Any = None
         rank, num_ranks = mesh.get_local_rank(), mesh.size()
         numbers = stages_of(rank, num_ranks, schedule)
@@ -150,9 +158,18 @@ def pipelined(chain: Chain, mesh: DeviceMesh, *, schedule: str, infers: bool, ev
     return Pipeline(chain, mesh, schedule, infers=infers, evaluates=evaluates)
 
 
-def sharded_pipelined(chain: Chain, mesh: DeviceMesh, *, schedule: str, counts: bool, dim: int) -> nn.Module:
-    """Divides the chain along the axis 'pp' of the mesh, and shards each stage by FSDP2 along 'dp'."""
-    return with_sharded_stages(Pipeline(chain, mesh["pp"], schedule, infers=False, counts=counts, dim=dim), mesh)
+def sharded_pipelined(
+    chain: Chain, mesh: DeviceMesh, *, schedule: str, counts: bool, dim: int, recomputes: bool = False
+) -> nn.Module:
+    """Divides the chain along the axis 'pp' of the mesh, and shards each stage by FSDP2 along 'dp'.
+
+    Args:
+        recomputes: Whether the backward recomputes each stage in up to three segments.
+    """
+    pipeline = Pipeline(chain, mesh["pp"], schedule, infers=False, counts=counts, dim=dim)
+    for stage in pipeline.stages.values() if recomputes else ():
+        stage.num_segments = min(3, len(stage.layers))
+    return with_sharded_stages(pipeline, mesh)
 
 
 def with_sharded_stages(pipeline: Pipeline, mesh: DeviceMesh) -> Pipeline:
