@@ -40,6 +40,7 @@ class Joined(TokenMean):
     ranks change after each forward, in the way in which running statistics follow a rank's own rows.
 
     Attributes:
+        ends: How the context ends: see `replicated`.
         divides_by_all: Whether gradients are averaged over all ranks in this step.
         num_rows: Number of rows of each rank. The first rank has the most rows.
     """
@@ -52,6 +53,7 @@ class Joined(TokenMean):
         super().__init__(module, mesh, rows, optimizer)
         self.divides_by_all: bool = getattr(module, "divides_by_all", False)
         module.divides_by_all = not self.divides_by_all
+        self.ends: str = getattr(module, "ends", "")
         own = torch.zeros(mesh.size(), device=self.own.device)
         own[mesh.get_local_rank()] = len(rows)
         self.num_rows = self.summed(own)
@@ -60,13 +62,13 @@ class Joined(TokenMean):
 
     @property
     def is_enabled(self) -> bool:
-        return bool(self.module.ends != "off" or self.num_rows.min() < self.num_rows.max())
+        return bool(self.ends != "off" or self.num_rows.min() < self.num_rows.max())
 
     def join(self, **how: bool) -> Any:
         return self.module.join(divide_by_initial_world_size=self.divides_by_all, **how)
 
     def run(self) -> Report:
-        if self.module.ends == "early":
+        if self.ends == "early":
             self.run_until_one_ends()
         with self.join(enable=self.is_enabled):
             self.run_rows()

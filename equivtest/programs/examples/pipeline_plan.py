@@ -167,13 +167,12 @@ def sharded_pipelined(
         recomputes: Whether the backward recomputes each stage in up to three segments.
     """
     pipeline = Pipeline(chain, mesh["pp"], schedule, infers=False, counts=counts, dim=dim)
-    for stage in pipeline.stages.values() if recomputes else ():
-        stage.num_segments = min(3, len(stage.layers))
-    return with_sharded_stages(pipeline, mesh)
+    return with_sharded_stages(pipeline, mesh, recomputes=recomputes)
 
 
-def with_sharded_stages(pipeline: Pipeline, mesh: DeviceMesh) -> Pipeline:
+def with_sharded_stages(pipeline: Pipeline, mesh: DeviceMesh, *, recomputes: bool = False) -> Pipeline:
     for stage in pipeline.stages.values():
+        stage.num_segments = min(3, len(stage.layers)) if recomputes else 0
         fully_shard(stage, mesh=mesh["dp"])
     return pipeline
 

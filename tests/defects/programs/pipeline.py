@@ -67,8 +67,11 @@ def scaled(chain: Chain, mesh: DeviceMesh, *, schedule: str, infers: bool) -> nn
     return Scaled(chain, mesh, schedule, infers=infers)
 
 
-def sharded_and_scaled(chain: Chain, mesh: DeviceMesh, *, schedule: str, counts: bool, dim: int) -> nn.Module:
-    return with_sharded_stages(Scaled(chain, mesh["pp"], schedule, infers=False, counts=counts, dim=dim), mesh)
+def sharded_and_scaled(
+    chain: Chain, mesh: DeviceMesh, *, schedule: str, counts: bool, dim: int, recomputes: bool = False
+) -> nn.Module:
+    pipeline = Scaled(chain, mesh["pp"], schedule, infers=False, counts=counts, dim=dim)
+    return with_sharded_stages(pipeline, mesh, recomputes=recomputes)
 
 
 def counted_by_all(
