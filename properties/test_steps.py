@@ -93,7 +93,6 @@ local_sgd_block = module_property(
     x_shapes=[(12, 2)],
     options={"averager": ("periodic", "hierarchical")},
     optimizer=f"{EXAMPLES}local_sgd:local",
-    steps=3,
     world_sizes=(2, 4),
     needs_world=True,
 )
