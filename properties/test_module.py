@@ -342,7 +342,7 @@ fully_sharded_block_from_rank_0 = module_property(
 )
 
 WHOLE_MESH = "equivtest.programs.examples.whole_mesh:"
-DATA = ("shards", "replicas", "both", "groups")
+DATA = ("shards", "replicas", "both")
 
 
 def on_two_axes(parallelize: str) -> ModuleCase:
@@ -365,7 +365,7 @@ fully_sharded_sequence_parallel_block = module_property(
     x_shapes=((4, 2, 2), (4, 3, 2), (7, 2, 2)),
     axes=("dp", "tp"),
     batch="mean of parts",
-    options={"data": (*DATA, "flattened"), "separates": (False, True)},
+    options={"data": (*DATA, "groups", "flattened"), "separates": (False, True)},
     examples=[on_two_axes("sequence_and_data_parallel(data='shards', separates=True)")],
     conclusive_dtypes=("float32", "float64"),  # too many digits for 16 bits
 )

@@ -28,7 +28,6 @@ NAMED = {
     "replicas": DataParallelMeshDims(replicate="dp"),
     "both": DataParallelMeshDims(shard="shards", replicate="replicas"),
 }
-NAMED["groups"] = NAMED["both"]
 WHOLE, ROWS, TOKENS = Replicate(), Shard(0), Shard(1)
 DIVIDED = {"gate.weight": Shard(0), "up.weight": Shard(0), "down.weight": Shard(1)}
 """Parameters that are divided along 'tp'. Each rank has all other parameters as a whole."""
@@ -86,9 +85,9 @@ def parallel_on_named_axes(block: ScaledBlock, mesh: DeviceMesh, *, data: str) -
     """
     _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
     whole = {name: parameter.detach().clone() for name, parameter in block.named_parameters()}
-    mesh = three_axes(mesh, of_groups=data == "groups") if data in ("both", "groups") else mesh
+    mesh = three_axes(mesh) if data == "both" else mesh
     fully_shard(sequence_parallel_on(block, mesh), mesh=mesh, dp_mesh_dims=NAMED[data])
-    if data in ("both", "groups"):
+    if data == "both":
         write(block, whole)
     return block
 
@@ -122,10 +121,8 @@ def _three_axes(device_type: str, shape: tuple[int, int], of_groups: bool) -> De
     if not of_groups:
         return init_device_mesh(device_type, sizes, mesh_dim_names=AXES)
     ranks, new_groups = torch.arange(math.prod(sizes)).view(sizes), cast("Any", distributed)
-    groups = [
-        new_groups.new_subgroups_by_enumeration(ranks.movedim(axis, -1).flatten(0, -2).tolist())[0] for axis in (0, 1)
-    ]
-    groups.append(new_groups.new_subgroups(sizes[-1])[0])
+    lines = [ranks.movedim(axis, -1).flatten(0, -2).tolist() for axis in range(ranks.ndim)]
+    groups = [new_groups.new_subgroups_by_enumeration(each)[0] for each in lines]
     return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=AXES)
 
 
