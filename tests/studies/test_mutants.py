@@ -11,9 +11,10 @@ from equivtest.families.scale.case import ScaleCase
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from studies import mutants
-from studies.mutants import FOLDER, Mutant, changed, code_of, mutants_of
+from studies.mutants import FOLDER, Mutant, Reached, Visit, changed, code_of, in_order, mutants_of
 
 CASE = ScaleCase(world_size=2)
+TENSOR = "distributed/tensor/"
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_expression_without_another_meaning_is_left() -> None:
     assert changed(ast.parse("f(x)", mode="eval").body) is None
 
 
-@pytest.mark.parametrize("file", ["_utils", "_ops/_embedding_ops", "_ops/_common_rules"])
+@pytest.mark.parametrize("file", [f"{TENSOR}_utils", f"{TENSOR}_ops/_embedding_ops", "optim/sgd"])
 def test_mutant_is_the_function_of_torch_with_one_expression_changed(file: str) -> None:
     first, *_, last = mutants_of(file)
 
@@ -59,15 +60,16 @@ def function_of(mutant: Mutant) -> object:
 
 def test_lines_of_torch_that_run_are_traced() -> None:
     lines: set[tuple[str, int]] = set()
-    with mutants.traced(lines):
+    with mutants.traced("operators", lines):
         normalize_dim(-1, 2)
 
-    assert {file for file, _ in lines} == {"_ops/utils"}
+    assert {file for file, _ in lines} == {f"{TENSOR}_ops/utils"}
 
 
 def test_planted_mutant_runs_wherever_torch_holds_the_function() -> None:
     name, right = "normalize_dim", normalize_dim.__code__
-    mutant = next(each for each in mutants_of("_ops/utils") if each.function[0] == name and each.before == "dim + ndim")
+    places = mutants_of(f"{TENSOR}_ops/utils")
+    mutant = next(each for each in places if each.function[0] == name and each.before == "dim + ndim")
     try:
         mutants.plant(mutant)
         assert (mutant.after, normalize_dim(-1, 3)) == ("dim - ndim", -4)
@@ -80,4 +82,21 @@ def test_planted_mutant_runs_wherever_torch_holds_the_function() -> None:
 def test_case_in_which_torch_itself_is_rejected_does_not_count(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutants, "rejects", lambda prop, known, case, pool: True)
 
-    assert mutants.judged(mutants_of("_utils")[0], [(shipped()["scale"], CASE)], pool, 60) == ("green", 1)
+    visit = Visit("scale", shipped()["scale"], CASE)
+    assert mutants.judged(mutants_of(f"{TENSOR}_utils")[0], [visit], pool, 60) == ("green", 1)
+
+
+def test_cases_that_reach_a_line_come_before_others_of_their_kind() -> None:
+    first, second, other = (
+        Visit(kind, shipped()["scale"], ScaleCase(world_size=size))
+        for kind, size in (("scale", 1), ("scale", 2), ("other", 3))
+    )
+
+    assert in_order([first, second, other], Reached({mutants.name_of(second.case)}, {"scale"})) == [second, first]
+
+
+def test_functions_that_a_decorator_has_made_are_changed() -> None:
+    mutant = next(each for each in mutants_of("optim/optimizer") if each.function[0] == "_use_grad_for_differentiable")
+
+    names = [code.co_qualname for _, code in mutants.replacements(mutant)]
+    assert names.count("_use_grad_for_differentiable.<locals>._use_grad") > 5
