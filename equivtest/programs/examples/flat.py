@@ -33,11 +33,17 @@ from equivtest.programs.examples.token_mean import MAX_NORM, TokenMean
 SETTINGS: dict[str, dict[str, Any]] = {
     "in one": {"auto_wrap_policy": None},
     "early": {"forward_prefetch": True, "limit_all_gathers": False},
-    "late": {"backward_prefetch": BackwardPrefetch.BACKWARD_POST},
-    "when used": {"backward_prefetch": None},
-    "wide": {"mixed_precision": MixedPrecision(reduce_dtype=torch.float64)},
+    "late": {
+        "backward_prefetch": BackwardPrefetch.BACKWARD_POST,
+        "mixed_precision": MixedPrecision(reduce_dtype=torch.float64),
+    },
+    "cast": {"backward_prefetch": None, "mixed_precision": MixedPrecision(param_dtype=torch.float64)},
 }
-"""Arguments under which the whole block has one flat parameter, that move the gathers, or that reduce in float64."""
+"""Arguments under which the whole block has one flat parameter, or that move the gathers.
+
+Two of them also reduce or compute in float64.
+"""
+HYBRID = {"FULL_SHARD": ShardingStrategy.HYBRID_SHARD, "SHARD_GRAD_OP": ShardingStrategy._HYBRID_SHARD_ZERO2}
 IGNORED = {"ignored layer": "up", "ignored weight": "down.weight"}
 STATES = {
     "full state": StateDictType.FULL_STATE_DICT,
@@ -58,16 +64,24 @@ def flat_sharded(block: nn.Module, mesh: DeviceMesh, *, strategy: str, by_name: 
 
     Args:
         strategy: Name of a ShardingStrategy. 'NO_SHARD' keeps all parameters on each rank, and averages gradients.
-        by_name: Whether the parameters keep their names. Otherwise each flat parameter is one parameter.
-        setting: A name in `SETTINGS`, `IGNORED` or `STATES`, or 'mesh' or 'rewritten'. A hook averages the gradients
-            that are ignored. If 'mesh', the module gets the mesh, not its process group. If 'rewritten', the whole
-            parameters are read, spoiled and written again.
+        by_name: Whether the parameters keep their names, and the module gets the mesh. Otherwise each flat parameter is
+            one parameter, and the module gets a process group.
+        setting: A name in `SETTINGS`, `IGNORED` or `STATES`, or 'hybrid' or 'rewritten'. A hook averages the gradients
+            that are ignored. If 'hybrid', four ranks shard in pairs. If 'rewritten', the whole parameters are read,
+            spoiled and written again.
     """
-    how: dict[str, Any] = {"auto_wrap_policy": ModuleWrapPolicy({nn.Linear, nn.Embedding})}
-    how |= {"device_mesh": mesh} if setting == "mesh" else {"process_group": mesh.get_group()}
+    how: dict[str, Any] = {
+        "auto_wrap_policy": ModuleWrapPolicy({nn.Linear, nn.Embedding}),
+        "sharding_strategy": ShardingStrategy[strategy],
+    }
+    how |= {"device_mesh": mesh} if by_name else {"process_group": mesh.get_group()}
+    if setting == "hybrid" and strategy in HYBRID:
+        how |= {"sharding_strategy": HYBRID[strategy], "process_group": hybrid_groups(mesh), "device_mesh": None}
+    if setting == "cast":
+        dtype = next(block.parameters()).dtype
+        block.register_forward_hook(lambda block, x, output: output.to(dtype))
     sharded = FullyShardedDataParallel(
         block,
-        sharding_strategy=ShardingStrategy[strategy],
         device_id=torch.device(mesh.device_type),
         use_orig_params=by_name,
         ignored_states=ignored(block, mesh, IGNORED[setting]) if setting in IGNORED else None,
@@ -83,6 +97,18 @@ def flat_sharded(block: nn.Module, mesh: DeviceMesh, *, strategy: str, by_name: 
         FullyShardedDataParallel.set_state_dict_type(sharded, STATES[setting if has_form else "full state"], *configs)
         reload(sharded)
     return sharded
+
+
+def hybrid_groups(mesh: DeviceMesh) -> tuple[distributed.ProcessGroup, ...]:
+    """Returns the groups in which this rank shards and replicates. Two or three ranks shard together.
+
+    A rank that shards alone would reduce no gradients (finding 157).
+    """
+    ranks, own = mesh.mesh.tolist(), mesh.get_local_rank()
+    size = 2 if len(ranks) == 4 else len(ranks)
+    first = own - own % size
+    groups = (ranks[first : first + size], ranks[own % size :: size])
+    return tuple(distributed.new_group(each, use_local_synchronization=True) for each in groups)
 
 
 def ignored(block: nn.Module, mesh: DeviceMesh, name: str) -> list[Any]:
