@@ -179,25 +179,28 @@ data_parallel_block_by_hook = module_property(
     + [
         ModuleCase(
             world_size=2,
+            dtype=dtype,
             build=TWO_OUTPUTS,
-            parallelize=f"{DATA_PARALLEL}_by_hook(hook='builtin', gradient_as_bucket_view=False, static_graph=False, "
+            parallelize=f"{DATA_PARALLEL}_by_hook(hook={hook!r}, gradient_as_bucket_view=False, static_graph=False, "
             "find_unused_parameters=False)",
             x_shape=(4, 2),
             batch="mean of parts",
-            values=(("real", 0),),  # float16 rounds these gradients
-        ),
-        *(
-            ModuleCase(
-                world_size=ranks,
-                dtype="float64",
-                build=TWO_OUTPUTS,
-                parallelize=f"{DATA_PARALLEL}_by_hook(hook={hook!r})",
-                x_shape=(4, 2),
-                batch="mean of parts",
-            )
-            for ranks in (2, 4)
-            for hook in ("forgets", "barely")
-        ),
+            values=((mode, 0),),
+        )
+        # float16 rounds gradients of real values. Only float64 has PowerSGD, which batches matrices if wrapped.
+        for hook, dtype, mode in (("builtin", "float32", "real"), ("wrapped", "float64", "dense"))
+    ]
+    + [
+        ModuleCase(
+            world_size=ranks,
+            dtype="float64",
+            build=TWO_OUTPUTS,
+            parallelize=f"{DATA_PARALLEL}_by_hook(hook={hook!r})",
+            x_shape=(4, 2),
+            batch="mean of parts",
+        )
+        for ranks in (2, 4)
+        for hook in ("forgets", "barely")
     ],
 )
 
@@ -264,11 +267,11 @@ flat_sharded_block = module_property(
     options={
         **STRATEGIES,
         "setting": (
-            *("", "in one", "early", "late", "when used", "wide", "mesh"),
-            *("ignored layer", "ignored weight", "rewritten"),
+            *("", "in one", "early", "late", "cast", "hybrid", "ignored layer", "ignored weight"),
+            *("whole state", "state of shards"),
         ),
     },
-    world_sizes=(2, 3),
+    world_sizes=(3, 4),
 )
 
 fully_sharded_block_by_switches = module_property(
@@ -446,7 +449,7 @@ resumed_step = module_property(
     },
     optimizer="equivtest.programs.examples.resumed:Resumable",
     step="equivtest.programs.examples.resumed:resumed",
-    world_sizes=(2, 3),
+    world_sizes=(3, 4),
     max_norm=0.5,
     conclusive_dtypes=("float32", "float64"),
 )

@@ -6,6 +6,7 @@ torch/distributed/checkpoint (2.13.0).
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,10 @@ def load_by_torch(case: CheckpointCase, loaded: Tensors, folder: Path, group: di
     """Loads the checkpoint into the tensors.
 
     Raises:
-        RuntimeError: a number or a text of the state is not what was saved.
+        RuntimeError: a number or a text of the state, or the index of consolidated files, is wrong.
     """
+    if case.writer == "consolidated":
+        _require_index(loaded, folder)
     state, expected = (state_of(case.state, loaded, step) for step in (0, STEP))
     if case.loads == "partial":
         state["absent"] = expected["absent"] = torch.zeros(2, device=loaded["x"].device)
@@ -99,6 +102,18 @@ def load_by_torch(case: CheckpointCase, loaded: Tensors, folder: Path, group: di
         raise RuntimeError(f"loaded {state}, not {expected}")
     if case.loads == "partial" and state["absent"].any():
         raise RuntimeError("a tensor that the checkpoint lacks was changed")
+
+
+def _require_index(loaded: Tensors, folder: Path) -> None:
+    """Raises RuntimeError unless the index names a file for each tensor, and the size of all tensors in bytes.
+
+    torch reads the files without the index, but Hugging Face's transformers reads the index.
+    """
+    index = json.loads((folder / "model.safetensors.index.json").read_text("utf-8"))
+    size_bytes = sum(each.numel() * each.element_size() for each in loaded.values())
+    is_right = index["weight_map"].keys() == loaded.keys() and index["metadata"]["total_size"] == size_bytes
+    if not is_right or not all((folder / file).is_file() for file in index["weight_map"].values()):
+        raise RuntimeError(f"the index of the checkpoint of {size_bytes} bytes is {index}")
 
 
 def _options(
