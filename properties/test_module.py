@@ -267,8 +267,8 @@ flat_sharded_block = module_property(
     options={
         **STRATEGIES,
         "setting": (
-            *("", "in one", "early", "late", "cast", "hybrid", "ignored layer", "ignored weight"),
-            *("whole state", "state of shards"),
+            *("", "in one", "early", "late", "cast", "hybrid"),
+            *("ignored layer", "ignored weight", "rewritten"),
         ),
     },
     world_sizes=(3, 4),
@@ -449,7 +449,7 @@ resumed_step = module_property(
     },
     optimizer="equivtest.programs.examples.resumed:Resumable",
     step="equivtest.programs.examples.resumed:resumed",
-    world_sizes=(3, 4),
+    world_sizes=(2, 3),
     max_norm=0.5,
     conclusive_dtypes=("float32", "float64"),
 )
