@@ -23,6 +23,7 @@ from tests.gate import cases_of, in_turns, known_in, rejects
 from tests.programs.wrong_training import (
     BLIND,
     BLIND_AGAIN,
+    BLIND_FIFTH,
     BLIND_FOURTH,
     BLIND_THIRD,
     FIRST,
@@ -76,7 +77,8 @@ def main(names: list[str]) -> None:
         "Rules that were planted afterwards by an author who had read no case": BLIND,
         "Rules that were planted later by another author who had read no case": BLIND_AGAIN,
         "Rules that were planted by a third author who had read no case": BLIND_THIRD,
-        "Rules that were planted last by a fourth author who had read no case": BLIND_FOURTH,
+        "Rules that were planted by a fourth author who had read no case": BLIND_FOURTH,
+        "Rules that were planted last by a fifth author who had read no case": BLIND_FIFTH,
         "Rules of options that no shipped property used before": OF_OPTIONS,
     }
     with Pool() as pool:

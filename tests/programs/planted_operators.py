@@ -15,6 +15,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from equivtest.cases.names import Subject, resolve
 from equivtest.cases.subject import Answers, Given
 from tests.programs.blind_arithmetic import BLIND_ARITHMETIC
+from tests.programs.blind_eighth import BLIND_EIGHTH
 from tests.programs.blind_fifth import BLIND_FIFTH
 from tests.programs.blind_fourth import BLIND_FOURTH
 from tests.programs.blind_others import BLIND_OTHERS
@@ -36,6 +37,7 @@ SEEN = (
     | BLIND_FIFTH
     | BLIND_SIXTH
     | BLIND_SEVENTH
+    | BLIND_EIGHTH
 )
 """Name -> defect that was known when the gate's cases were last changed."""
 BLIND: dict[str, WrongOperator] = {}

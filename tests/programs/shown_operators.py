@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from tests.programs import (
     plain_arithmetic,
     plain_blind_arithmetic,
+    plain_blind_eighth,
     plain_blind_fifth,
     plain_blind_fourth,
     plain_blind_others,
@@ -28,7 +29,7 @@ from tests.programs.planted_operators import WRONG, wrong_torch
 
 MODULES: tuple[ModuleType, ...] = (
     plain_operators, plain_arithmetic, plain_views, plain_blind_arithmetic, plain_blind_views, plain_blind_others,
-    plain_blind_fourth, plain_blind_fifth, plain_blind_sixth, plain_blind_seventh,
+    plain_blind_fourth, plain_blind_fifth, plain_blind_sixth, plain_blind_seventh, plain_blind_eighth,
 )  # fmt: skip
 """Modules whose programs have the names of the wrong operators."""
 WORLD_SIZES: dict[str, int] = {name: size for module in MODULES for name, size in module.WORLD_SIZES.items()}

@@ -318,7 +318,34 @@ BLIND_FOURTH: dict[str, WrongRule] = {
 }  # fmt: skip
 """Planted by a fourth author, who had read no case and no property. `plain_blind_training_4` shows each rule."""
 
-WRONG = FIRST | LATER | BLIND | BLIND_AGAIN | BLIND_THIRD | OF_OPTIONS | BLIND_FOURTH
+BLIND_FIFTH: dict[str, WrongRule] = {
+    # FSDP2 and accumulation of gradients
+    "frozen_weights_train": WrongRule("a frozen parameter that fully_shard shards trains", "fsdp2", f"{PARAM}_init_sharded_param", "requires_grad=param.requires_grad,", "", "pytorch 104186, pytorch 171709"),
+    "last_of_waiting_gradients": WrongRule("a micro-batch without reduction replaces the sum of earlier ones", "fsdp2", f"{PARAM}accumulate_unsharded_grad_if_needed", "self.unsharded_accumulated_grad += self.unsharded_param.grad", "self.unsharded_accumulated_grad = self.unsharded_param.grad.to(self.unsharded_accumulated_grad.dtype)", "pytorch 118298"),
+    "reduced_gradient_replaces": WrongRule("a reduced gradient replaces the gradient of an earlier backward", "fsdp2", f"{COLLECTIVES}foreach_reduce", "fsdp_param.sharded_param.grad._local_tensor += new_sharded_grad", "fsdp_param.sharded_param.grad._local_tensor.copy_(new_sharded_grad)", "pytorch 73535, instructlab 414"),
+    # DistributedDataParallel and its hooks
+    "never_reduced_again": WrongRule("the end of no_sync does not turn the reduction on again", "ddp", f"{DDP}DistributedDataParallel.no_sync", "self.require_backward_grad_sync = old_require_backward_grad_sync", "pass", "pytorch 21736, speechbrain 2010"),
+    "hook_over_the_world": WrongRule("allreduce_hook ignores its group", "ddp", f"{HOOKS}default_hooks:_allreduce_fut", "group_to_use = process_group if process_group is not None else dist.group.WORLD", "group_to_use = dist.group.WORLD", "pytorch 49715, pytorch 73285"),
+    # tensor parallel
+    "columns_for_rows": WrongRule("ColwiseParallel returns its own shards if shards of any dim are asked for", "parallel", f"{TP}style:ColwiseParallel._prepare_output_fn", "if outputs.placements != output_layouts:", "if [p.is_shard() for p in outputs.placements] != [p.is_shard() for p in output_layouts]:", "pytorch 144359, pytorch 129355"),
+    "columns_of_each_rank": WrongRule("the weights of a column-wise layer are each rank's own", "parallel", f"{TP}style:ColwiseParallel._partition_linear_fn", "src_data_rank=self.src_data_rank", "src_data_rank=None", "pytorch 143883, pytorch 144005"),
+    # optimizers and averages
+    "decayed_once_for_each_dtype": WrongRule("AdamW decays all parameters once for each dtype, foreach", "optimizer", f"{ADAM}_multi_tensor_adam", "torch._foreach_mul_(device_params, 1 - lr * weight_decay)", "[param.mul_(1 - lr * weight_decay) for param in params]", "pytorch-image-models 2750"),
+    "newest_model_decays": WrongRule("the exponential average keeps as little of itself as it should take of the model", "training", "torch.optim.swa_utils:get_ema_multi_avg_fn", "current_param_list, 1 - decay)", "current_param_list, decay)", "pytorch 94820, pytorch 155551"),
+    # clipping and the scaler
+    "clipped_copies": WrongRule("without foreach, clipping scales copies of the gradients", "clipping", f"{CLIP}_clip_grads_with_norm_", "g.mul_(clip_coef_clamped_device)", "g.mul(clip_coef_clamped_device)", "pytorch 120238"),
+    "unscaled_in_one_dtype": WrongRule("the scaler unscales gradients of the first dtype alone", "training", f"{AMP}grad_scaler:GradScaler._unscale_grads_", "in per_dtype_grads.values():", "in list(per_dtype_grads.values())[:1]:", "pytorch 69936, pytorch 180346"),
+    # pipelines
+    "last_micro_batch_weighs": WrongRule("with a split backward the last micro-batch replaces the gradient of a weight", "training", f"{PIPELINES}_backward:stage_backward_weight", "weight.grad += dw", "weight.grad = dw", "pytorch 164777"),
+    # checkpoints
+    "staged_without_a_copy": WrongRule("async_save writes what the parameters are when it writes them", "training", f"{STATE}staging:DefaultStager._stage", "state_dict = self._state_dict_stager.stage(state_dict, non_blocking=False)", "pass", "torchtitan 930, pytorch 122965"),
+    "states_read_but_not_loaded": WrongRule("load reads the state of an object but does not load it into the object", "training", f"{STATE}state_dict_loader:load", "elem.load_state_dict(stateful_sd[key])", "pass", "pytorch 118081"),
+    # differentiable collectives
+    "own_gradient_of_a_sum": WrongRule("the gradient of all_reduce is each rank's own", "training", "torch.distributed.nn.functional:_AllReduce.backward", "(_AllReduce.apply(ctx.op, ctx.group, grad_output),)", "(grad_output,)", "pytorch 58005, flash-attention 1244"),
+}  # fmt: skip
+"""Planted by a fifth author, who had read no case and no property. `plain_blind_training_5` shows each rule."""
+
+WRONG = FIRST | LATER | BLIND | BLIND_AGAIN | BLIND_THIRD | OF_OPTIONS | BLIND_FOURTH | BLIND_FIFTH
 
 OF_OPTIMIZERS = ("ddp_mlp", "fsdp2_mlp", "sequence_parallel_mlp_trains", "token_mean_step", "every_optimizer")
 PROPERTIES: dict[str, tuple[str, ...]] = {
