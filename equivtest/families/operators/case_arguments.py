@@ -230,6 +230,12 @@ def added_rows(shape: Shape) -> Signatures:
     return tuple(Signature((shape, row, row), (("dim", dim),)) for dim, row in rows)
 
 
+def larger_target(shape: Shape) -> Signatures:
+    """Returns signatures with an operand that is larger than the index in each dim, the index, and new values."""
+    larger = tuple(size + 1 for size in shape)
+    return tuple(Signature((larger, shape, shape), (("dim", dim),)) for dim in dims_of(shape))
+
+
 def written_rows(shape: Shape) -> Signatures:
     """Returns signatures with an operand, an index of one row along `dim`, and new values.
 

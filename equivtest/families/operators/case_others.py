@@ -134,6 +134,10 @@ ROWS = (
     chooses("new_ones", lambda x: x.new_ones(x.shape)),
     chooses("new_ones of other sizes", lambda x: x.new_ones((*x.shape[1:], *x.shape[:1], 2))),
     chooses("full_like in float64", lambda x: torch.full_like(x, 2.5, dtype=torch.float64)),
+    chooses("zeros_like in float64", lambda x: torch.zeros_like(x, dtype=torch.float64)),
+    chooses("ones_like in float64", lambda x: torch.ones_like(x, dtype=torch.float64)),
+    chooses("new_ones in float64", lambda x: x.new_ones(x.shape, dtype=torch.float64)),
+    chooses("new_zeros in float64", lambda x: x.new_zeros(x.shape, dtype=torch.float64)),
     # To another dtype.
     chooses("double", lambda x: x.double()),
     chooses("to bfloat16 and back", lambda x: x.to(torch.bfloat16).to(x.dtype)),

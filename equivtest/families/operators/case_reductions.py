@@ -46,6 +46,8 @@ ROWS = (
     chooses("all", torch.all, reduced(), domain=MOST),
     chooses("any", torch.any, reduced(), domain=FEW),
     chooses("any of bools", torch.any, reduced(), kinds=(BOOLS,)),
+    chooses("not any", lambda x, **how: ~torch.any(x, **how), reduced(), domain=FEW),
+    chooses("not all", lambda x, **how: ~torch.all(x, **how), reduced(), domain=MOST),
     chooses("all of bools", torch.all, reduced(), kinds=(BOOLS,)),
     chooses("count_nonzero", torch.count_nonzero, reduced(keepdim=False), domain=BITS),
     chooses("prod", torch.prod, reduced(several=False), domain=POWERS, adds_cotangents=False),

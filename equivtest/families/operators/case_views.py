@@ -11,6 +11,7 @@ from equivtest.families.operators.case_arguments import (
     expands,
     flattens,
     flips,
+    larger_target,
     narrows,
     pads,
     per_dim,
@@ -69,6 +70,7 @@ ROWS = (
     chooses("flatten", torch.flatten, moved(flattens)),
     chooses("unflatten", torch.unflatten, moved(unflattens)),
     chooses("squeeze", torch.squeeze, moved(squeezes)),
+    chooses("squeeze of two dims", lambda x: torch.squeeze(x[None, :, None], (0, 2))),
     chooses("unsqueeze", torch.unsqueeze, moved(unsqueezes)),
     chooses("expand", lambda x, sizes: x.expand(sizes), moved(expands)),
     chooses("repeat", lambda x, repeats: x.repeat(repeats), moved(repeats)),
@@ -141,6 +143,12 @@ ROWS = (
         "scatter_add",
         lambda x, index, other, dim: torch.scatter_add(x, dim, index, other),
         added_rows,
+        kinds=(FLOATS, INDEX, FLOATS),
+    ),
+    Operator(
+        "scatter_add into a larger operand",
+        lambda x, index, other, dim: torch.scatter_add(x, dim, index, other),
+        larger_target,
         kinds=(FLOATS, INDEX, FLOATS),
     ),
     Operator(

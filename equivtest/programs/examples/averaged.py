@@ -26,8 +26,8 @@ def _averager(make: Any, *decay: float) -> Any:
 
 AVERAGES: dict[str, Any] = {
     "mean": dict,
-    "exponential": lambda: {"avg_fn": _averager(get_ema_avg_fn, 0.5), "use_buffers": True},
-    "exponential of lists": lambda: {"multi_avg_fn": _averager(get_ema_multi_avg_fn, 0.5), "use_buffers": True},
+    "exponential": lambda: {"avg_fn": _averager(get_ema_avg_fn, 0.25), "use_buffers": True},
+    "exponential of lists": lambda: {"multi_avg_fn": _averager(get_ema_multi_avg_fn, 0.25), "use_buffers": True},
 }
 """Name -> arguments of `AveragedModel`. Without `use_buffers` the buffers are copied."""
 

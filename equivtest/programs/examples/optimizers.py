@@ -1,4 +1,4 @@
-"""A module that ten elementwise optimizers of torch.optim train, each with two separate parameters.
+"""A module that ten elementwise optimizers of torch.optim train, each with two separate parameters of two dtypes.
 
 Rprop, the eleventh, raises on DTensors (2.13.0).
 
@@ -78,31 +78,38 @@ def many_trained(*, options: str, fused: str) -> nn.Module:
 class Together(torch.optim.Optimizer):
     """Several optimizers in one. A step makes two or more updates by each, from the same gradients.
 
-    The first update leaves out the last parameter of each optimizer, which has no state yet in the second one.
+    Each optimizer trains a float64 copy of its late parameter, beside a parameter of the module. The first update
+    leaves out the copy, which has no state yet in the second one.
 
     Attributes:
+        late: The copied parameter of each optimizer.
         averages: Average of each averaged parameter, over `num_averaged` updates.
     """
 
-    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
-        self.optimizers = optimizers
+    def __init__(self, module: Any) -> None:
+        self.optimizers = [_made(module, name) for name in UNLIKE]
+        self.late = [module.late[name] for name in UNLIKE]
         self.averages: list[torch.Tensor] = []
         self.num_averaged = 0
-        super().__init__([group for each in optimizers for group in each.param_groups], {})
+        groups = [group for each in self.optimizers for group in each.param_groups]
+        super().__init__([*groups, {"params": self.late}], {})
 
     def step(self, closure: Any = None) -> Any:
-        for each in self.optimizers:
+        for each, late in zip(self.optimizers, self.late, strict=True):
             name, (group,) = type(each).__name__, each.param_groups
+            _, copy = group["params"]
+            copy.grad = late.grad.double()
             if name == CLIPPED:
                 clip_grad_value_(group["params"], LARGEST, foreach=group["foreach"])
-            *_, late = group["params"]
-            withheld, late.grad = late.grad, None
+            withheld, copy.grad = copy.grad, None
             each.step()
-            late.grad = withheld
+            copy.grad = withheld
             for _ in range(UPDATES.get(name, 2) - 1):
                 each.step()
             if name == AVERAGED:
                 self.average(group["params"], foreach=group["foreach"])
+            with torch.no_grad():
+                late.copy_(copy)
 
     @torch.no_grad()
     def average(self, parameters: list[torch.Tensor], *, foreach: bool) -> None:
@@ -122,7 +129,7 @@ class Together(torch.optim.Optimizer):
 
 def by_all(module: Any) -> torch.optim.Optimizer:
     """Makes every optimizer, each for its two parameters."""
-    return Together([_made(module, name) for name in UNLIKE])
+    return Together(module)
 
 
 def _made(module: Any, name: str) -> torch.optim.Optimizer:
@@ -130,5 +137,5 @@ def _made(module: Any, name: str) -> torch.optim.Optimizer:
     options |= UNLIKE[name][module.options]
     options |= {"fused": True} if name == module.fused else {"foreach": bool(module.fused)}
     kind: Any = getattr(torch.optim, name)
-    made: torch.optim.Optimizer = kind([module.parts[name], module.late[name]], **options)
+    made: torch.optim.Optimizer = kind([module.parts[name], module.late[name].detach().double()], **options)
     return made

@@ -93,20 +93,20 @@ class InOneCall(Clipped):
     copies: ClassVar[bool] = True
 
     def clip(self) -> torch.Tensor:
-        parameters = [self.widened(number, each) for number, each in enumerate(self.module.parameters())]
+        parameters = self.widened() if self.copies else list(self.module.parameters())
         norm = self.clip_together(parameters)
         for parameter, copy in zip(self.module.parameters(), parameters, strict=True):
             if copy is not parameter and parameter.grad is not None:
                 parameter.grad.copy_(copy.grad)
         return norm
 
-    def widened(self, number: int, parameter: torch.Tensor) -> torch.Tensor:
-        """Returns the parameter that is clipped, which is a float64 copy with a gradient or `parameter` itself."""
-        if number % 2 or not self.copies:
-            return parameter
-        copy = parameter.detach().double()
-        copy.grad = None if parameter.grad is None else parameter.grad.double()
-        return copy
+    def widened(self) -> list[torch.Tensor]:
+        """Returns float64 copies of every second parameter, with their gradients, and the other parameters."""
+        widened: list[torch.Tensor] = list(self.module.parameters())
+        for number, parameter in enumerate(widened[::2]):
+            copy = widened[2 * number] = parameter.detach().double()
+            copy.grad = None if parameter.grad is None else parameter.grad.double()
+        return widened
 
     def clip_together(self, parameters: list[torch.Tensor]) -> torch.Tensor:
         """Clips parameters of several dtypes by one norm, and returns the norm before clipping."""
@@ -195,12 +195,26 @@ class Scaled(InOneCall):
         self.attempt(scaler, loss, overflows=True)
         self.optimizer.zero_grad()
         torch.autograd.backward(scaler.scale(loss), retain_graph=True)
-        scaler.unscale_(self.optimizer)
+        self.unscale_copies(scaler)
         scaler.update()
         state, scaler = scaler.state_dict(), torch.amp.GradScaler(self.mesh.device_type)
         scaler.load_state_dict(state)
         norm = self.attempt(scaler, loss, overflows=False)
         return {"loss": loss.detach() * (scaler.get_scale() / SCALE), "total_norm": norm}
+
+    def unscale_copies(self, scaler: torch.amp.GradScaler) -> None:
+        """Unscales gradients of two dtypes in one call.
+
+        Raises:
+            AssertionError: a gradient is not exactly as it was, divided by the scale, which is a power of two.
+        """
+        parameters = self.widened()
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        right = [local(each) / scaler.get_scale() for each in gradients]
+        scaler.unscale_(torch.optim.SGD(parameters))
+        for each, expected in zip(gradients, right, strict=True):
+            if not torch.equal(local(each), expected):
+                raise AssertionError(f"unscale_ left {local(each)} of {each.dtype}, expected {expected}")
 
     def attempt(self, scaler: torch.amp.GradScaler, loss: torch.Tensor, *, overflows: bool) -> torch.Tensor:
         """Runs backward, clipping and update, and returns the norm. If a gradient is infinite, no rank updates."""
