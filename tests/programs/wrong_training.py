@@ -331,7 +331,7 @@ BLIND_FIFTH: dict[str, WrongRule] = {
     "columns_of_each_rank": WrongRule("the weights of a column-wise layer are each rank's own", "parallel", f"{TP}style:ColwiseParallel._partition_linear_fn", "src_data_rank=self.src_data_rank", "src_data_rank=None", "pytorch 143883, pytorch 144005"),
     # optimizers and averages
     "decayed_once_for_each_dtype": WrongRule("AdamW decays all parameters once for each dtype, foreach", "optimizer", f"{ADAM}_multi_tensor_adam", "torch._foreach_mul_(device_params, 1 - lr * weight_decay)", "[param.mul_(1 - lr * weight_decay) for param in params]", "pytorch-image-models 2750"),
-    "newest_model_decays": WrongRule("the exponential average keeps as little of itself as it should take of the model", "training", "torch.optim.swa_utils:get_ema_multi_avg_fn", "current_param_list, 1 - decay)", "current_param_list, decay)", "pytorch 94820, pytorch 155551"),
+    "newest_model_decays": WrongRule("the exponential average exchanges the weights of the average and of the model", "training", "torch.optim.swa_utils:get_ema_multi_avg_fn", "current_param_list, 1 - decay)", "current_param_list, decay)", "pytorch 94820, pytorch 155551"),
     # clipping and the scaler
     "clipped_copies": WrongRule("without foreach, clipping scales copies of the gradients", "clipping", f"{CLIP}_clip_grads_with_norm_", "g.mul_(clip_coef_clamped_device)", "g.mul(clip_coef_clamped_device)", "pytorch 120238"),
     "unscaled_in_one_dtype": WrongRule("the scaler unscales gradients of the first dtype alone", "training", f"{AMP}grad_scaler:GradScaler._unscale_grads_", "in per_dtype_grads.values():", "in list(per_dtype_grads.values())[:1]:", "pytorch 69936, pytorch 180346"),
@@ -366,6 +366,7 @@ PROPERTIES: dict[str, tuple[str, ...]] = {
         "dtensor_cross_entropy", "parallel_cross_entropy", "gated_block", "attention_block", "sequence_parallel_block", "prepared_pair",
     ),
     "training": (
+        "averaged_block", "differentiable_collectives", "local_sgd_block",
         "ddp_mlp", "fsdp2_mlp", "fsdp2_mixed_mlp", "fsdp2_tp_mlp", "hsdp_mlp", "sequence_parallel_mlp_trains",
         "data_parallel_block", "data_parallel_block_by_hook", "fully_sharded_block", "fully_sharded_block_by_layers",
         "fully_sharded_block_from_rank_0", "token_mean_step", "joined_step", "resumed_step",
