@@ -19,7 +19,7 @@ from tests.programs.shown_operators import program
 
 
 def test_each_wrong_operator_has_a_program_of_dtensor_alone() -> None:
-    assert len(WRONG) == 271
+    assert len(WRONG) == 296
     assert all(callable(program(name)) for name in WRONG)
 
 

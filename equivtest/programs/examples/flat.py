@@ -53,10 +53,10 @@ STATES = {
 """Forms of the state, which the ranks save and load again.
 
 With 'NO_SHARD' torch has the full state alone. It loads no local state into parameters with names, and has none in a
-group of some ranks of the world (finding 166).
+group of some ranks of the world (finding 159).
 """
 ON_ITS_DEVICE = FullOptimStateDictConfig(offload_to_cpu=False)
-"""Keeps the full state of an optimizer right on the CPU (finding 165)."""
+"""Keeps the full state of an optimizer right on the CPU (finding 158)."""
 
 
 def flat_sharded(block: nn.Module, mesh: DeviceMesh, *, strategy: str, by_name: bool, setting: str = "") -> nn.Module:

@@ -52,7 +52,7 @@ POWERS: dict[str, tuple[dict[str, Any], tuple[tuple[int, bool], ...]]] = {
 """Name -> arguments of PowerSGD beside `POWER_SGD`, and calls of the hook: see `until_all_is_sent`.
 
 'forgets' is exact until the hook compresses, and drops what the compression loses. 'barely' compresses nothing. The
-hook `batched_powerSGD_hook` cannot compress (finding 167).
+hook `batched_powerSGD_hook` cannot compress (finding 160).
 """
 
 
