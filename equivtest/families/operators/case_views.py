@@ -145,9 +145,9 @@ ROWS = (
         added_rows,
         kinds=(FLOATS, INDEX, FLOATS),
     ),
-    Operator(
+    Operator(  # without the gradient of `other`, which torch gathers by a shorter index (finding 41)
         "scatter_add into a larger operand",
-        lambda x, index, other, dim: torch.scatter_add(x, dim, index, other),
+        lambda x, index, other, dim: torch.scatter_add(x, dim, index, other.detach()),
         larger_target,
         kinds=(FLOATS, INDEX, FLOATS),
     ),
