@@ -20,8 +20,7 @@ MAX_INCONCLUSIVE = 0.05
 class Profile:
     """The number of cases that a run has for each property, and other settings of a run.
 
-    The numbers are for a property of weight 1.  A property of weight 3 has three times as many cases.  The weights of
-    all shipped properties add up to 115, with DeepSpeed's properties to 131.
+    The numbers are for a property of weight 1. A property of weight 3 has three times as many cases.
 
     Attributes:
         single: Number of cases on one rank. The number is small, because one rank shards nothing.
