@@ -1,6 +1,6 @@
 """Counts how often a wrong operator on DTensors in a user's layer is blamed by name: python -m studies.named_operators.
 
-Each row plants one wrong rule of `tests.programs.rules` in torch, on every rank, and runs one layer of
+Each row plants one wrong rule of `tests.planted.rules` in torch, on every rank, and runs one layer of
 `tests.programs.sharded_layers`. [NAME ...] runs some rows.
 """
 
@@ -11,7 +11,7 @@ import sys
 from equivtest.diagnose.blame import with_fault
 from equivtest.ranks.pool import Pool
 from equivtest.verdicts.judging import judge
-from tests.programs.rules import WRONG
+from tests.planted.rules import WRONG
 from tests.programs.sharded_layers import LAYERS, case_of, subject_of
 
 FEWEST = 0.9

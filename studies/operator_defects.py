@@ -40,7 +40,7 @@ from equivtest.search.search import search
 from equivtest.verdicts.judging import judge
 from tests.drawing import drawn
 from tests.gate import known_in
-from tests.programs.rules import WRONG, WrongRule, planted
+from tests.planted.rules import WRONG, WrongRule, planted
 
 DTYPES = ("float32", "float64")
 MAX_CASES = 200
@@ -51,13 +51,13 @@ def property_of(name: str) -> Property:
     one = (WRONG[name].operator,)
     return replace(
         shipped()["dtensor_operators"],
-        subject=f"tests.programs.rules:{name}",
+        subject=f"tests.planted.rules:{name}",
         cases=lambda space: operator_cases(space, operators=one),
     )
 
 
 def known_of(name: str) -> KnownFailures:
-    return known_in("dtensor_operators", f"tests.programs.rules:{name}")
+    return known_in("dtensor_operators", f"tests.planted.rules:{name}")
 
 
 def found(name: str, pool: Pool) -> tuple[str, float, int]:
@@ -82,7 +82,7 @@ def gate_cases(name: str) -> tuple[list[OperatorCase], list[OperatorCase]]:
 
 def killed(name: str, cases: Iterable[OperatorCase], pool: Pool) -> str:
     """Returns the claim and kind by which one of the cases rejects the defect, or ''."""
-    subject, known = f"tests.programs.rules:{name}", known_of(name)
+    subject, known = f"tests.planted.rules:{name}", known_of(name)
     for case in cases:
         for verdict in judge(subject, case, pool, shipped()["dtensor_operators"].claims):
             if verdict.failed and not known.match(verdict.subject, verdict.claim, verdict.case, verdict.kind):

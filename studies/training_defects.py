@@ -20,7 +20,7 @@ from equivtest.property import Property, resolved
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from tests.gate import cases_of, in_turns, known_in, rejects
-from tests.programs.wrong_training import (
+from tests.planted.training import (
     BLIND,
     BLIND_AGAIN,
     BLIND_FIFTH,
@@ -49,7 +49,7 @@ def visits_of(name: str, pool: Pool) -> list[tuple[str, Property, Case]]:
     listed = []
     for each in PROPERTIES[WRONG[name].part]:
         prop, cases = cases_for(each, pool)
-        wrong = replace(prop, subject=f"tests.programs.wrong_training:{name}__{prop.subject}")
+        wrong = replace(prop, subject=f"tests.planted.training:{name}__{prop.subject}")
         listed.append([(each, wrong, case) for case in cases])
     return in_turns(listed)
 

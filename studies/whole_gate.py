@@ -20,7 +20,7 @@ from equivtest.property import Property
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from tests.gate import cases_of, known_in, rejects
-from tests.programs.planted_operators import BLIND, SEEN, WRONG
+from tests.planted.subjects import BLIND, SEEN, WRONG
 
 PROPERTIES = (
     "dtensor_operator_chains", "redistribute", "rowwise_embedding", "parallel_cross_entropy", "dtensor_cross_entropy",
@@ -41,7 +41,7 @@ def row(name: str, listed: list[tuple[Property, Case]]) -> str:
     with Pool() as pool:
         for prop, case in listed:
             number += 1
-            planted = replace(prop, subject=f"tests.programs.planted_operators:{name}__{prop.subject}")
+            planted = replace(prop, subject=f"tests.planted.subjects:{name}__{prop.subject}")
             if rejects(planted, known_in(prop.subject, planted.subject), case, pool):
                 by = getattr(case, "operator", prop.subject)
                 break

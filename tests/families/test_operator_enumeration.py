@@ -46,7 +46,7 @@ from equivtest.verdicts.judging import judge
 from studies.operator_defects import killed
 from studies.operator_forms import undecided
 from tests.gate import KNOWN, known_in, rejects
-from tests.programs.planted_operators import WRONG
+from tests.planted.subjects import WRONG
 
 LOSSES = ("nn.functional.mse_loss", "nn.functional.smooth_l1_loss", "nn.functional.huber_loss")
 
@@ -465,7 +465,7 @@ def test_call_without_a_backward_is_changed_without_gradients() -> None:
 
 @pytest.mark.ranks
 def test_gate_run_rejects_a_cache_of_rules_that_ignores_keepdim(pool: Pool) -> None:
-    subject = "tests.programs.planted_operators:kept_dims_of_a_variance_remembered__dtensor_operators"
+    subject = "tests.planted.subjects:kept_dims_of_a_variance_remembered__dtensor_operators"
     found = [call for call in gate_calls(2) if call.operator == "var"]
 
     assert any(verdict.failed for call in found for verdict in judge(subject, call, pool, (equals_unsharded,)))
@@ -539,7 +539,7 @@ def test_gate_run_calls_an_operator_on_two_of_three_processes() -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize("wrong", ["rows_of_first_axis", "rows_of_own_process"])
 def test_gate_run_rejects_an_embedding_that_asks_for_another_rank(wrong: str, pool: Pool) -> None:
-    subject, claims = f"tests.programs.planted_operators:{wrong}__dtensor_operators", (equals_unsharded,)
+    subject, claims = f"tests.planted.subjects:{wrong}__dtensor_operators", (equals_unsharded,)
     found = [call for call in gate_calls(2) if call.operator == "nn.functional.embedding"]
 
     assert any(verdict.failed for call in found for verdict in judge(subject, call, pool, claims))
@@ -666,7 +666,7 @@ def test_gate_run_divides_an_index_that_is_shorter_than_the_input(name: str) -> 
 )
 def test_gate_run_rejects_operators_that_were_planted_blind(wrong: str, operator: str, pool: Pool) -> None:
     right = shipped()["dtensor_operators"]
-    planted = replace(right, subject=f"tests.programs.planted_operators:{wrong}__dtensor_operators")
+    planted = replace(right, subject=f"tests.planted.subjects:{wrong}__dtensor_operators")
     of_operator = [call for call in gate_calls(2) if call.operator == operator]
     found = [call for call in of_operator if not KNOWN.forbids_run(right.subject, call)]  # others would hang or raise
 

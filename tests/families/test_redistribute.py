@@ -325,7 +325,7 @@ def test_gate_run_rejects_an_outer_axis_that_is_redistributed_by_itself(pool: Po
     def fails(subject: str) -> bool:
         return any(each.failed for case in cases for each in judge(subject, case, pool, (equals_unsharded,)))
 
-    assert fails("tests.programs.planted_operators:outer_axis_by_itself__redistribute")
+    assert fails("tests.planted.subjects:outer_axis_by_itself__redistribute")
     assert not fails("redistribute")
 
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from equivtest.cases.subject import Answers, Given
 from equivtest.programs.case import ModuleCase
 from equivtest.programs.run.module import module
-from tests.programs.rules import WRONG, planted
+from tests.planted.rules import WRONG, planted
 
 SIZE = 4
 

@@ -13,7 +13,7 @@ from equivtest.families.operators.case_table import OPERATORS
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from equivtest.verdicts.judging import judge
-from tests.programs.rules import WRONG, planted
+from tests.planted.rules import WRONG, planted
 
 SMALLEST = {
     "gradient_on_every_rank": OperatorCase(world_size=2, operator="sum", requires_grad=(0,)),
@@ -30,7 +30,7 @@ SMALLEST = {
 def test_wrong_sharding_rule_is_rejected_and_torchs_rule_passes(name: str, pool: Pool) -> None:
     case, claims = SMALLEST[name], shipped()["dtensor_operators"].claims
 
-    assert any(verdict.failed for verdict in judge(f"tests.programs.rules:{name}", case, pool, claims))
+    assert any(verdict.failed for verdict in judge(f"tests.planted.rules:{name}", case, pool, claims))
     assert not any(verdict.failed for verdict in judge("dtensor_operators", case, pool, claims))
 
 

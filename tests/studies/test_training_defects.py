@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from equivtest.pytest_plugin.suite import shipped
-from tests.programs.wrong_training import PROPERTIES, WRONG, _found, planted
+from tests.planted.training import PROPERTIES, WRONG, _found, planted
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch.distributed.optim

@@ -14,8 +14,8 @@ from equivtest.families.operators.case import OperatorCase
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from equivtest.verdicts.judging import judge
-from tests.programs.planted_operators import WRONG, wrong_torch
-from tests.programs.shown_operators import program
+from tests.planted.shown import program
+from tests.planted.subjects import WRONG, wrong_torch
 
 
 def test_each_wrong_operator_has_a_program_of_dtensor_alone() -> None:
@@ -25,7 +25,7 @@ def test_each_wrong_operator_has_a_program_of_dtensor_alone() -> None:
 
 @pytest.mark.ranks
 def test_argmax_that_counts_shards_as_even_is_rejected(pool: Pool) -> None:
-    subject = "tests.programs.planted_operators:place_by_even_shards__dtensor_operators"
+    subject = "tests.planted.subjects:place_by_even_shards__dtensor_operators"
     claims = shipped()["dtensor_operators"].claims
     of_three = OperatorCase(
         world_size=2, operator="argmax", operands=((3,),), arguments=(("dim", 0),), placements=(("shard(0)",),)

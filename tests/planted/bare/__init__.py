@@ -1,0 +1,1 @@
+"""Programs of torch alone that show planted defects."""
