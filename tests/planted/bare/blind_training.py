@@ -7,8 +7,6 @@ if the answer without the rule differs from `RIGHT`. Names of rules as arguments
 from __future__ import annotations
 
 import copy
-import os
-import sys
 from typing import Any
 
 import torch
@@ -23,7 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, pa
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler, swa_utils
 
-from tests.planted.bare.training import compared, trained
+from tests.planted.bare.training import show, trained
 from tests.planted.training import BLIND
 
 NUM_RANKS = {"shards_joined_in_order": 4, "divided_by_shards_only": 4}
@@ -252,18 +250,5 @@ RIGHT: dict[str, Any] = {
 """Answers worked out by hand, the same on all ranks."""
 
 
-def on_rank(rank: int, num_ranks: int, port: int, names: list[str]) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=num_ranks)
-    for name in names:
-        right = compared(name, globals()[name], BLIND[name])
-        torch.testing.assert_close(right, torch.tensor(RIGHT[name], dtype=right.dtype))
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    for port, ranks in ((29641, 2), (29642, 4)):
-        chosen = [name for name in sys.argv[1:] or BLIND if NUM_RANKS.get(name, 2) == ranks]
-        if chosen:
-            torch.multiprocessing.spawn(on_rank, (ranks, port, chosen), nprocs=ranks)
+    show(__spec__.name, BLIND, NUM_RANKS)

@@ -7,9 +7,7 @@ if the answer without the rule differs from `RIGHT`. Names of rules as arguments
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -40,7 +38,7 @@ from torch.optim import lr_scheduler, swa_utils
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from tests.planted.bare.blind_training import linear, whole
-from tests.planted.bare.training import compared
+from tests.planted.bare.training import show
 from tests.planted.training import BLIND_AGAIN
 
 NUM_RANKS = {"smallest_period_wins": 4, "wrong_piece_after_forward": 4}
@@ -487,19 +485,5 @@ RIGHT: dict[str, Any] = {
 """Answers worked out by hand or by another way of the computation, the same on all ranks."""
 
 
-def on_rank(rank: int, num_ranks: int, port: int, names: list[str]) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=num_ranks)
-    for name in names:
-        right = compared(name, globals()[name], BLIND_AGAIN[name])
-        expected = RIGHT[name]() if callable(RIGHT[name]) else RIGHT[name]
-        torch.testing.assert_close(right, torch.as_tensor(expected, dtype=right.dtype))
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    for port, ranks in ((29651, 2), (29652, 4)):
-        chosen = [name for name in sys.argv[1:] or BLIND_AGAIN if NUM_RANKS.get(name, 2) == ranks]
-        if chosen:
-            torch.multiprocessing.spawn(on_rank, (ranks, port, chosen), nprocs=ranks)
+    show(__spec__.name, BLIND_AGAIN, NUM_RANKS)

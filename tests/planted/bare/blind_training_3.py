@@ -7,9 +7,7 @@ if the answer without the rule differs from `RIGHT`. Names of rules as arguments
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 import tempfile
 from typing import Any
 
@@ -36,7 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.planted.bare.blind_training import linear, whole
 from tests.planted.bare.blind_training_2 import Counting, Times, stepped, sum_of_errors
-from tests.planted.bare.training import compared
+from tests.planted.bare.training import show
 from tests.planted.training import BLIND_THIRD
 
 NUM_RANKS = 2
@@ -327,16 +325,5 @@ RIGHT: dict[str, Any] = {
 """Answers worked out by hand or by the computation without shards, the same on all ranks."""
 
 
-def on_rank(rank: int, names: list[str]) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29661")
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=NUM_RANKS)
-    for name in names:
-        right = compared(name, globals()[name], BLIND_THIRD[name])
-        expected = RIGHT[name]() if callable(RIGHT[name]) else RIGHT[name]
-        torch.testing.assert_close(right, torch.as_tensor(expected, dtype=right.dtype))
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(on_rank, (sys.argv[1:] or list(BLIND_THIRD),), nprocs=NUM_RANKS)
+    show(__spec__.name, BLIND_THIRD)

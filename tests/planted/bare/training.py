@@ -1,4 +1,4 @@
-"""Programs of torch alone, one for each rule of `LATER`: `python -m tests.planted.bare.training`.
+"""Programs of torch alone, for rules of `LATER`: `python -m tests.planted.bare.training`.
 
 It runs each program on two ranks, with its rule and without it, and prints both answers. It fails if they are equal on
 all ranks.
@@ -6,8 +6,11 @@ all ranks.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+import importlib
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler, swa_utils
 from torch.utils.checkpoint import checkpoint
 
-from tests.planted.training import LATER, WrongRule, planted
+from tests.planted.training import WRONG, WrongRule, planted
 
 NUM_RANKS = 2
 
@@ -126,18 +129,6 @@ def buffers() -> Tensor:
     return model.module.seen
 
 
-def nested() -> Tensor:
-    model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
-    x = torch.full((1, 1), 1.0 + dist.get_rank())
-    with model.no_sync():
-        with model.no_sync():
-            model(x).sum().backward()
-        model(x).sum().backward()
-    grad = model.module.weight.grad
-    assert isinstance(grad, Tensor)
-    return grad
-
-
 def uneven() -> Tensor:
     model = nn.Linear(1, 3, bias=False)
     fully_shard(model)
@@ -202,7 +193,6 @@ SHOWN: dict[str, Callable[[], Any]] = {
     "newest_counts_twice": averaged,
     "averaged_per_group": averaged_over_ranks,
     "reassigned_buffers": buffers,
-    "inner_no_sync_ends_outer": nested,
     "padded_again": uneven,
     "factor_rounded_down": divided_by_six,
     "partial_stays_partial": sequence_parallel_norm,
@@ -223,14 +213,45 @@ def compared(name: str, program: Callable[[], Any], rule: WrongRule) -> Tensor:
     return right
 
 
-def on_rank(rank: int) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29617")
+def show(module: str, rules: Mapping[str, WrongRule], num_ranks: Mapping[str, int] | None = None) -> None:
+    """Runs the programs of a module with their rules and without, and compares the right answers with its `RIGHT`.
+
+    Names of rules as arguments of the command choose some of them.
+
+    Args:
+        num_ranks: Number of ranks of a program, if not two.
+    """
+    names = sys.argv[1:] or list(rules)
+    for size in (NUM_RANKS, 4):
+        chosen = {name: rules[name] for name in names if (num_ranks or {}).get(name, NUM_RANKS) == size}
+        if chosen:
+            with tempfile.TemporaryDirectory() as folder:
+                torch.multiprocessing.spawn(_show, (size, folder, module, chosen), nprocs=size)
+
+
+def _show(rank: int, num_ranks: int, folder: str, module: str, rules: Mapping[str, WrongRule]) -> None:
+    programs = importlib.import_module(module)
+    join(rank, num_ranks, folder)
+    for name, rule in rules.items():
+        right, expected = compared(name, getattr(programs, name), rule), programs.RIGHT[name]
+        expected = expected() if callable(expected) else expected
+        torch.testing.assert_close(right, torch.as_tensor(expected, dtype=right.dtype))
+    dist.destroy_process_group()
+
+
+def join(rank: int, num_ranks: int, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=NUM_RANKS)
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
+
+
+def _show_later(rank: int, folder: str) -> None:
+    join(rank, NUM_RANKS, folder)
     for name, program in SHOWN.items():
-        compared(name, program, LATER[name])
+        compared(name, program, WRONG[name])
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(on_rank, nprocs=NUM_RANKS)
+    with tempfile.TemporaryDirectory() as store:
+        torch.multiprocessing.spawn(_show_later, (store,), nprocs=NUM_RANKS)
