@@ -19,6 +19,7 @@ from tests.planted.blind_arithmetic import BLIND_ARITHMETIC
 from tests.planted.blind_eighth import BLIND_EIGHTH
 from tests.planted.blind_fifth import BLIND_FIFTH
 from tests.planted.blind_fourth import BLIND_FOURTH
+from tests.planted.blind_ninth import BLIND_NINTH
 from tests.planted.blind_others import BLIND_OTHERS
 from tests.planted.blind_seventh import BLIND_SEVENTH
 from tests.planted.blind_sixth import BLIND_SIXTH
@@ -38,6 +39,7 @@ SEEN = (
     | BLIND_SIXTH
     | BLIND_SEVENTH
     | BLIND_EIGHTH
+    | BLIND_NINTH
 )
 """Name -> defect that was known when the gate's cases were last changed."""
 BLIND: dict[str, WrongOperator] = {}

@@ -345,7 +345,37 @@ BLIND_FIFTH: dict[str, WrongRule] = {
 }  # fmt: skip
 """Planted by a fifth author, who had read no case and no property. `bare.blind_training_5` shows each rule."""
 
-WRONG = FIRST | LATER | BLIND | BLIND_AGAIN | BLIND_THIRD | OF_OPTIONS | BLIND_FOURTH | BLIND_FIFTH
+BLIND_SIXTH: dict[str, WrongRule] = {
+    # FSDP2
+    "tied_weights_part": WrongRule("the gradient of a weight that two layers share is of its first use alone", "fsdp2", f"{PARAM}_setattr_on_modules", "unsafe_setattr_param(shared_module, shared_param_name, param)", "unsafe_setattr_param(shared_module, shared_param_name, param if isinstance(param, DTensor) else nn.Parameter(param.detach()))", "verl 7834, pytorch 176076"),
+    "first_layer_on_its_own": WrongRule("a layer whose input needs no gradient is not reduced", "fsdp2", f"{FSDP2}_fsdp_state:FSDPState._root_post_backward_final_callback", "if fsdp_param_group._training_state != TrainingState.POST_BACKWARD:", "if False:", "pytorch 98484, pytorch 83129"),
+    # DistributedDataParallel's hooks
+    "reduced_copy_unused": WrongRule("PowerSGD goes on with each rank's own P, not with their sum", "ddp", f"{HOOKS}powerSGD_hook:powerSGD_hook", "state.p_memory_dict[bucket_index], group=group_to_use", "state.p_memory_dict[bucket_index].clone(), group=group_to_use", "pytorch 49417, pytorch 49451"),
+    # tensor parallel
+    "placements_of_gradient_ignored": WrongRule("to_local ignores grad_placements", "parallel", "torch.distributed.tensor._api:_ToTorchTensor.backward", "if grad_placements is None:", "if True:", "torchtitan 2532, pytorch 172932"),
+    "input_gradient_of_one_rank": WrongRule("the gradient of a replicated input is each rank's own part", "parallel", "torch.distributed.tensor._api:_FromTorchTensor.backward", "if grad_output.placements != normalized_placements:", "if grad_output.placements != normalized_placements and not any(p.is_partial() for p in grad_output.placements):", "torchtitan 1373, pytorch 173153"),
+    "largest_of_own_columns": WrongRule("loss_parallel subtracts the largest logit of each rank, not of the row", "parallel", f"{TP}loss:_log_softmax", "x_max = funcol.all_reduce(\n            x_max, reduceOp=c10d.ReduceOp.MAX.name, group=(mesh, mesh_dim)\n        )", "pass", "Megatron-LM 7452, pytorch 190746"),
+    # optimizers
+    "decay_of_the_defaults": WrongRule("AdamW ignores the weight decay of a parameter group", "optimizer", f"{ADAM}Adam.step", 'weight_decay=group["weight_decay"]', 'weight_decay=self.defaults["weight_decay"]', "Fast-LLM 542"),
+    "frozen_state_not_saved": WrongRule("state_dict leaves out the state of parameters that are frozen now", "training", "torch.optim.optimizer:Optimizer.state_dict", "for k, v in self.state.items()", "for k, v in self.state.items() if not isinstance(k, torch.Tensor) or k.requires_grad", "pytorch 192202"),
+    # clipping
+    "always_the_two_norm": WrongRule("without foreach, the norm of a gradient is the 2-norm", "clipping", f"{CLIP}_get_total_norm", "torch.linalg.vector_norm(g, norm_type) for g", "torch.linalg.vector_norm(g) for g", "torchrec 3199, NeMo-RL 151"),
+    # mixed precision
+    "casts_of_last_step": WrongRule("autocast keeps the casts of weights for the next step", "training", f"{AMP}autocast_mode:autocast.__exit__", "torch.clear_autocast_cache()", "pass", "pytorch 65766, apex 132"),
+    "growth_counted_anew": WrongRule("a resumed scaler counts its good steps from 0", "training", f"{AMP}grad_scaler:GradScaler.load_state_dict", 'self._init_growth_tracker = cast(int, state_dict["_growth_tracker"])', "pass", "composer 1376, tango 154"),
+    # schedules
+    "second_schedule_begins_again": WrongRule("a resumed SequentialLR loads its first schedule alone", "training", f"{SCHEDULES}SequentialLR.load_state_dict", "enumerate(_schedulers)", "enumerate(_schedulers[:1])", "pytorch 162591, pytorch 171515"),
+    # pipelines
+    "earlier_batches_forgotten": WrongRule("a step of a pipeline drops the gradients of earlier steps", "training", f"{PIPELINES}stage:_PipelineStageBase.clear_runtime_states", "self.output_chunks.clear()", "self.output_chunks.clear(); self.submod.zero_grad()", "Automodel 3530, torchtitan 1733"),
+    "first_keywords_for_all": WrongRule("1F1B gives all micro-batches the keyword arguments of the first", "training", f"{PIPELINES}schedules:Schedule1F1B._step_microbatches", "kwarg_mbs[fwd_mb_index]", "kwarg_mbs[0]", "torchtitan 1723, torchtitan 4098"),
+    # checkpoints
+    "step_of_rank_0_not_sent": WrongRule("a state of rank 0 is loaded without its numbers of steps", "training", "torch.distributed._state_dict_utils:_broadcast_state_dict", "if key in local_state_dict:", "if key in local_state_dict and not torch.is_tensor(value):", "DeepSpeed 4396, speculators 411"),
+    # differentiable collectives
+    "gradient_stays_with_receiver": WrongRule("the gradient of all_to_all_single is not sent back", "functional", f"{FUNCTIONAL}all_to_all_single_backward", "return wait_tensor(output), None, None, None", "wait_tensor(output)\n    return grad_output, None, None, None", "pytorch 160285, torchtitan 1013"),
+}  # fmt: skip
+"""Planted by a sixth author, who had read no case and no property."""
+
+WRONG = FIRST | LATER | BLIND | BLIND_AGAIN | BLIND_THIRD | OF_OPTIONS | BLIND_FOURTH | BLIND_FIFTH | BLIND_SIXTH
 
 OF_OPTIMIZERS = ("ddp_mlp", "fsdp2_mlp", "sequence_parallel_mlp_trains", "token_mean_step", "every_optimizer")
 PROPERTIES: dict[str, tuple[str, ...]] = {
