@@ -25,6 +25,7 @@ from tests.planted.training import (
     BLIND_AGAIN,
     BLIND_FIFTH,
     BLIND_FOURTH,
+    BLIND_SIXTH,
     BLIND_THIRD,
     FIRST,
     LATER,
@@ -78,7 +79,8 @@ def main(names: list[str]) -> None:
         "Rules that were planted later by another author who had read no case": BLIND_AGAIN,
         "Rules that were planted by a third author who had read no case": BLIND_THIRD,
         "Rules that were planted by a fourth author who had read no case": BLIND_FOURTH,
-        "Rules that were planted last by a fifth author who had read no case": BLIND_FIFTH,
+        "Rules that were planted by a fifth author who had read no case": BLIND_FIFTH,
+        "Rules that were planted last by a sixth author who had read no case": BLIND_SIXTH,
         "Rules of options that no shipped property used before": OF_OPTIONS,
     }
     with Pool() as pool:

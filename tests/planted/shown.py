@@ -18,6 +18,7 @@ from tests.planted.bare import (
     blind_eighth,
     blind_fifth,
     blind_fourth,
+    blind_ninth,
     blind_others,
     blind_seventh,
     blind_sixth,
@@ -29,7 +30,7 @@ from tests.planted.subjects import WRONG, wrong_torch
 
 MODULES: tuple[ModuleType, ...] = (
     operators, arithmetic, views, blind_arithmetic, blind_views, blind_others,
-    blind_fourth, blind_fifth, blind_sixth, blind_seventh, blind_eighth,
+    blind_fourth, blind_fifth, blind_sixth, blind_seventh, blind_eighth, blind_ninth,
 )  # fmt: skip
 """Modules whose programs have the names of the wrong operators."""
 WORLD_SIZES: dict[str, int] = {name: size for module in MODULES for name, size in module.WORLD_SIZES.items()}

@@ -7,9 +7,6 @@ if the answer without the rule differs from `RIGHT`. Names of rules as arguments
 
 from __future__ import annotations
 
-import os
-import sys
-import warnings
 from typing import Any
 
 import torch
@@ -33,7 +30,7 @@ from tests.planted.bare.blind_training import linear, whole
 from tests.planted.bare.blind_training_2 import Times, stepped, sum_of_errors
 from tests.planted.bare.blind_training_3 import CPU, NUM_RANKS, both_ranks, of_both
 from tests.planted.bare.blind_training_5 import own_row
-from tests.planted.bare.training import compared
+from tests.planted.bare.training import show
 from tests.planted.training import BLIND_SIXTH
 
 # FSDP2
@@ -257,16 +254,5 @@ RIGHT: dict[str, Any] = {
 """Answers worked out by hand, the same on all ranks."""
 
 
-def on_rank(rank: int, names: list[str]) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29683")
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    dist.init_process_group("gloo", rank=rank, world_size=NUM_RANKS)
-    for name in names:
-        right = compared(name, globals()[name], BLIND_SIXTH[name])
-        torch.testing.assert_close(right, torch.as_tensor(RIGHT[name], dtype=right.dtype))
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(on_rank, (sys.argv[1:] or list(BLIND_SIXTH),), nprocs=NUM_RANKS)
+    show(__spec__.name, BLIND_SIXTH)
