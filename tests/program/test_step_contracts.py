@@ -43,4 +43,4 @@ def test_every_finding_in_the_table_of_contracts_exists() -> None:
 def test_every_property_of_steps_is_in_the_table_of_contracts() -> None:
     steps = defined_in("properties/test_steps.py")
 
-    assert len(steps) == 6 and steps <= set(re.findall(r"`(\w+)`", cells()))
+    assert len(steps) == 7 and steps <= set(re.findall(r"`(\w+)`", cells()))

@@ -35,6 +35,7 @@ def without_last(module: Any) -> torch.optim.Optimizer:
     made = by_all(module)
     assert isinstance(made, Together)
     made.optimizers.pop()
+    made.late.pop()
     return made
 
 
