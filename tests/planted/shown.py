@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import warnings
 from types import ModuleType
 
 import torch
@@ -23,6 +22,7 @@ from tests.planted.bare import (
     blind_seventh,
     blind_sixth,
     blind_views,
+    join,
     operators,
     views,
 )
@@ -42,10 +42,8 @@ def program(name: str) -> operators.Program:
     return found
 
 
-def _run(rank: int, store: str, world_size: int, name: str) -> None:
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+def _run(rank: int, folder: str, world_size: int, name: str) -> None:
+    join(rank, world_size, folder)
     mesh = init_device_mesh("cpu", (world_size,))
     said = [_verdict(name, mesh)]
     with wrong_torch(WRONG[name]):
@@ -70,4 +68,4 @@ if __name__ == "__main__":
     for name in sys.argv[1:] or WRONG:
         world_size = WORLD_SIZES.get(name, 2)
         with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(_run, (f"{folder}/store", world_size, name), nprocs=world_size)
+            mp.spawn(_run, (folder, world_size, name), nprocs=world_size)

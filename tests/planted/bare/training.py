@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -28,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler, swa_utils
 from torch.utils.checkpoint import checkpoint
 
+from tests.planted.bare import join
 from tests.planted.training import WRONG, WrongRule, planted
 
 NUM_RANKS = 2
@@ -237,12 +237,6 @@ def _show(rank: int, num_ranks: int, folder: str, module: str, rules: Mapping[st
         expected = expected() if callable(expected) else expected
         torch.testing.assert_close(right, torch.as_tensor(expected, dtype=right.dtype))
     dist.destroy_process_group()
-
-
-def join(rank: int, num_ranks: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
 
 
 def _show_later(rank: int, folder: str) -> None:
