@@ -89,10 +89,10 @@ def flat_sharded(block: nn.Module, mesh: DeviceMesh, *, strategy: str, by_name: 
     )
     if setting == "rewritten":
         rewrite(sharded)
-    sharded.reloads = setting in STATES and mesh.size() == distributed.get_world_size()  # type: ignore[assignment]
+    is_world = mesh.size() == distributed.get_world_size()
+    sharded.reloads = setting in STATES and is_world  # type: ignore[assignment]
     if setting in STATES:
-        has_local_state = not by_name and mesh.size() == distributed.get_world_size()
-        has_form = strategy != "NO_SHARD" and (setting != "local state" or has_local_state)
+        has_form = strategy != "NO_SHARD" and (setting != "local state" or (is_world and not by_name))
         configs = () if has_form and setting != "full state" else (FullStateDictConfig(), ON_ITS_DEVICE)
         FullyShardedDataParallel.set_state_dict_type(sharded, STATES[setting if has_form else "full state"], *configs)
         reload(sharded)

@@ -103,9 +103,10 @@ class InOneCall(Clipped):
     def widened(self) -> list[torch.Tensor]:
         """Returns float64 copies of every second parameter, with their gradients, and the other parameters."""
         widened: list[torch.Tensor] = list(self.module.parameters())
-        for number, parameter in enumerate(widened[::2]):
-            copy = widened[2 * number] = parameter.detach().double()
-            copy.grad = None if parameter.grad is None else parameter.grad.double()
+        for number in range(0, len(widened), 2):
+            parameter = widened[number]
+            widened[number] = parameter.detach().double()
+            widened[number].grad = None if parameter.grad is None else parameter.grad.double()
         return widened
 
     def clip_together(self, parameters: list[torch.Tensor]) -> torch.Tensor:
