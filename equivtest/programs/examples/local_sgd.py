@@ -1,8 +1,9 @@
 """Trains a block by PostLocalSGDOptimizer, in which each rank updates its own parameters, and ranks average them later.
 
-Every rank has the same gradients, and multiplies them by its own factor. The average of all factors is 1. Updates by
-SGD are linear, so the average of the parameters is what one optimizer computes from the gradients themselves. The
-unsharded module has a copy of the parameters for each of four factors, and averages the copies as four ranks do.
+Every rank has the same gradients, and multiplies them by a factor. Ranks have different factors, whose average is 1.
+Updates by SGD are linear, so the average of the parameters is what one optimizer computes from the gradients
+themselves. The unsharded module has a copy of the parameters for each of four factors, and averages the copies as four
+ranks do.
 
 Source: torch/distributed/optim/post_localSGD_optimizer.py; averagers.py and hierarchical_model_averager.py in
 torch/distributed/algorithms/model_averaging (2.13.0).

@@ -49,7 +49,7 @@ def kept_dim_counted(mesh: DeviceMesh) -> Pair:
 
 
 def gradient_of_weights_by_shares(mesh: DeviceMesh) -> Pair:
-    """The columns of the values are divided, as those of an attention may be."""
+    """The ranks divide the columns of the values. An attention may have such values."""
     values = _numbers(3, 4)
     return _gradient(_numbers(2, 3), Replicate(), mesh, lambda x, put: (x / 4).softmax(1) @ put(values, Shard(1)))
 
