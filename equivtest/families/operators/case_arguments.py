@@ -230,6 +230,21 @@ def added_rows(shape: Shape) -> Signatures:
     return tuple(Signature((shape, row, row), (("dim", dim),)) for dim, row in rows)
 
 
+def indexed_rows(shape: Shape) -> Signatures:
+    """Returns signatures with an operand, indices of rows along `dim`, and as many rows.  Every second has a factor.
+
+    The index and the rows have one letter in common, so they are also sharded together beside a whole operand.
+    """
+    found = []
+    for num, dim in enumerate(dims_of(shape)):
+        front, size = dim % len(shape), shape[dim] + 1
+        rows, own = (*shape[:front], size, *shape[front + 1 :]), "abcd"[: len(shape)]
+        letters = own, "i", own.upper().replace("ABCD"[front], "i")
+        how = (("alpha", 2),) if num % 2 else ()
+        found.append(Signature((shape, (size,), rows), (("dim", dim), *how), letters=letters))
+    return tuple(found)
+
+
 def larger_target(shape: Shape) -> Signatures:
     """Returns signatures with an operand that is larger than the index in each dim, the index, and new values."""
     larger = tuple(size + 1 for size in shape)

@@ -23,8 +23,8 @@ class Signature:
         shapes: Global shape of each operand.
         arguments: All arguments that are not tensors, by name.
         holds: Contents of each operand, if the operator's entry does not name them: see `OperatorCase.holds`.
-        letters: One letter per dim of each operand, if the operator multiplies matrices. Dims with the same letter
-            correspond to each other. With 'mk' and 'kn', for example, the product sums over k.
+        letters: One letter per dim of each operand, if the operator multiplies matrices or has indices of rows. Dims
+            with the same letter correspond to each other. With 'mk' and 'kn', for example, the product sums over k.
     """
 
     shapes: tuple[Shape, ...]

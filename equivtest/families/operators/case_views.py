@@ -11,6 +11,7 @@ from equivtest.families.operators.case_arguments import (
     expands,
     flattens,
     flips,
+    indexed_rows,
     larger_target,
     narrows,
     pads,
@@ -70,6 +71,7 @@ ROWS = (
     chooses("flatten", torch.flatten, moved(flattens)),
     chooses("unflatten", torch.unflatten, moved(unflattens)),
     chooses("squeeze", torch.squeeze, moved(squeezes)),
+    chooses("squeeze of all dims of one element", lambda x: torch.squeeze(x[None])),
     chooses("squeeze of two dims", lambda x: torch.squeeze(x[None, :, None], (0, 2))),
     chooses("unsqueeze", torch.unsqueeze, moved(unsqueezes)),
     chooses("expand", lambda x, sizes: x.expand(sizes), moved(expands)),
@@ -149,6 +151,12 @@ ROWS = (
         "scatter_add into a larger operand",
         lambda x, index, other, dim: torch.scatter_add(x, dim, index, other.detach()),
         larger_target,
+        kinds=(FLOATS, INDEX, FLOATS),
+    ),
+    Operator(
+        "index_add of rows",
+        lambda x, index, other, dim, alpha=1: torch.index_add(x, dim, index, other, alpha=alpha),
+        indexed_rows,
         kinds=(FLOATS, INDEX, FLOATS),
     ),
     Operator(
