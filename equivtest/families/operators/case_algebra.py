@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 
 from equivtest.cases.case import Shape
-from equivtest.families.operators.case_forms import Form, Signature, Signatures, along
+from equivtest.families.operators.case_forms import Form, Signature, Signatures, along, resized
 from equivtest.families.operators.case_operator import (
     BIDIAGONAL,
     BITS,
@@ -73,9 +73,8 @@ def _reduced_rows(shape: Shape) -> Signatures:
     for signature in along()(shape):
         dim = dict(signature.arguments)["dim"]
         assert isinstance(dim, int)
-        front = dim % len(shape)
         for num in (2, 1):
-            rows = (*shape[:front], num, *shape[front + 1 :])
+            rows = resized(shape, dim, num)
             found += [
                 Signature((shape, (num,), rows), (("dim", dim), ("reduce", how), *rest))
                 for how, rest in (("amax", ()), ("amin", ()), ("amax", (("include_self", False),)))

@@ -19,6 +19,7 @@ from equivtest.families.operators.case_forms import (
     dims_of,
     pairs,
     products,
+    resized,
 )
 
 
@@ -87,7 +88,7 @@ def expands(shape: Shape) -> list[Arguments]:
 def repeats(shape: Shape) -> list[Arguments]:
     ones = (1,) * len(shape)
     found: list[Shape] = [(2, *ones), ones]
-    found += [(*ones[:dim], 2, *ones[dim + 1 :]) for dim in range(len(shape))]
+    found += [resized(ones, dim, 2) for dim in range(len(shape))]
     return [(("repeats", each),) for each in found]
 
 
@@ -218,15 +219,13 @@ def sliced_beside(shape: Shape) -> Signatures:
     found = []
     for dim in dims_of(shape):
         for num, where in ((shape[dim] - 1, {"start": 1}), (shape[dim] // 2, {"start": 0, "end": -1, "step": 2})):
-            rows = tuple(num if place == dim % len(shape) else size for place, size in enumerate(shape))
-            found += [Signature((shape, rows), (("dim", dim), *where.items()))] if num else []
+            found += [Signature((shape, resized(shape, dim, num)), (("dim", dim), *where.items()))] if num else []
     return tuple(found)
 
 
 def added_rows(shape: Shape) -> Signatures:
     """Returns signatures with an operand, an index of one or two rows along `dim`, and new values for these rows."""
-    fronts = [(dim, dim % len(shape)) for dim in dims_of(shape)]
-    rows = [(dim, (*shape[:front], size, *shape[front + 1 :])) for dim, front in fronts for size in (1, 2)]
+    rows = [(dim, resized(shape, dim, size)) for dim in dims_of(shape) for size in (1, 2)]
     return tuple(Signature((shape, row, row), (("dim", dim),)) for dim, row in rows)
 
 
@@ -238,10 +237,9 @@ def indexed_rows(shape: Shape) -> Signatures:
     found = []
     for num, dim in enumerate(dims_of(shape)):
         front, size = dim % len(shape), shape[dim] + 1
-        rows, own = (*shape[:front], size, *shape[front + 1 :]), "abcd"[: len(shape)]
+        own, how = "abcd"[: len(shape)], (("alpha", 2),) if num % 2 else ()
         letters = own, "i", own.upper().replace("ABCD"[front], "i")
-        how = (("alpha", 2),) if num % 2 else ()
-        found.append(Signature((shape, (size,), rows), (("dim", dim), *how), letters=letters))
+        found.append(Signature((shape, (size,), resized(shape, dim, size)), (("dim", dim), *how), letters=letters))
     return tuple(found)
 
 
@@ -259,7 +257,7 @@ def written_rows(shape: Shape) -> Signatures:
     found = []
     for dim in dims_of(shape):
         front = dim % len(shape)
-        row = (*shape[:front], 1, *shape[front + 1 :])
+        row = resized(shape, dim, 1)
         larger = tuple(size + (place != front) for place, size in enumerate(shape))
         found += [Signature((shape, row, source), (("dim", dim),)) for source in (row, larger)]
     return tuple(found)

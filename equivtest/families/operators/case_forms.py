@@ -49,7 +49,7 @@ def pairs(**arguments: Argument) -> Form:
     """
 
     def form(shape: Shape) -> Signatures:
-        thin = tuple((*shape[:dim], 1, *shape[dim + 1 :]) for dim in range(len(shape)))
+        thin = tuple(resized(shape, dim, 1) for dim in range(len(shape)))
         others = (shape, *thin, *(shape[dim:] for dim in range(1, len(shape) + 1)))
         both = [(shape, other) for other in others]
         both += [(other, shape) for other in others[1:]]
@@ -82,6 +82,11 @@ def numbers(name: str, *values: Argument, **arguments: Argument) -> Form:
 def dims_of(shape: Shape) -> tuple[int, ...]:
     """Returns each dim twice, counted from the front and from the end: `(5, 7) -> (0, -2, 1, -1)`."""
     return tuple(dim for front in range(len(shape)) for dim in (front, front - len(shape)))
+
+
+def resized(shape: Shape, dim: int, size: int) -> Shape:
+    """Returns the shape with another size in one dim, which may be counted from the end."""
+    return tuple(size if place == dim % len(shape) else own for place, own in enumerate(shape))
 
 
 def along(**arguments: Argument) -> Form:
@@ -128,7 +133,7 @@ def indexed(*, same_dims: bool) -> Form:
         for dim in dims_of(shape):
             front = dim % len(shape)
             for length in (shape[front], 1, shape[front] + 1):
-                index = (*shape[:front], length, *shape[front + 1 :]) if same_dims else (length,)
+                index = resized(shape, dim, length) if same_dims else (length,)
                 found.append(Signature((shape, index), (("dim", dim),)))
             fewer = tuple(size if place == front else max(size - 1, 1) for place, size in enumerate(shape))
             if same_dims and fewer != shape:
@@ -148,7 +153,7 @@ def joined(*, new_dim: bool) -> Form:
     def form(shape: Shape) -> Signatures:
         found = [Signature((shape, shape), (("dim", dim),)) for dim in dims_of((*shape, 1) if new_dim else shape)]
         if not new_dim:
-            longer = [(shape, (*shape[:dim], shape[dim] + 1, *shape[dim + 1 :])) for dim in range(len(shape))]
+            longer = [(shape, resized(shape, dim, shape[dim] + 1)) for dim in range(len(shape))]
             found += [Signature(shapes, (("dim", dim),)) for dim, shapes in enumerate(longer)]
             found += [Signature((shape, shape, shape), (("dim", dim),)) for dim in range(len(shape))]
         return tuple(found)
