@@ -78,12 +78,7 @@ def write(block: nn.Module, whole: dict[str, torch.Tensor]) -> None:
 
 
 def parallel_on_named_axes(block: ScaledBlock, mesh: DeviceMesh, *, data: str) -> nn.Module:
-    """Does the same with parameters that are DTensors on the whole mesh. FSDP2 gets the names of its axes.
-
-    FSDP2 requires that the parameters have the same mesh object. DTensor's cache of rules would give them an equal
-    mesh, which an earlier case made, so it is cleared.
-    """
-    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    """Does the same with parameters that are DTensors on the whole mesh. FSDP2 gets the names of its axes."""
     whole = {name: parameter.detach().clone() for name, parameter in block.named_parameters()}
     mesh = three_axes(mesh) if data == "both" else mesh
     fully_shard(sequence_parallel_on(block, mesh), mesh=mesh, dp_mesh_dims=NAMED[data])
@@ -126,6 +121,19 @@ def _three_axes(device_type: str, shape: tuple[int, int], of_groups: bool) -> De
     return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=AXES)
 
 
+def _distributed(parameter: nn.Parameter, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> nn.Parameter:
+    """Returns the parameter as a DTensor on this very mesh object, as FSDP2 requires.
+
+    From its cache of rules torch may take an equal mesh, which an earlier case made. Then the cache is cleared.
+    """
+    for _ in range(2):
+        own = nn.Parameter(distribute_tensor(parameter, mesh, placements), requires_grad=parameter.requires_grad)
+        if cast("Any", own).device_mesh is mesh:
+            break
+        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    return own
+
+
 def sequence_parallel_on(block: ScaledBlock, mesh: DeviceMesh) -> nn.Module:
     """Divides the tokens outside of the layers and the hidden features inside, with DTensors on the whole mesh.
 
@@ -138,8 +146,7 @@ def sequence_parallel_on(block: ScaledBlock, mesh: DeviceMesh) -> nn.Module:
     def partition(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
         for own, parameter in list(module.named_parameters(recurse=False)):
             placements = (*whole, DIVIDED.get(f"{name}.{own}", WHOLE))
-            divided = distribute_tensor(parameter, mesh, placements)
-            module.register_parameter(own, nn.Parameter(divided, requires_grad=parameter.requires_grad))
+            module.register_parameter(own, _distributed(parameter, mesh, placements))
 
     def take(module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
         (x,) = inputs
