@@ -268,7 +268,7 @@ flat_sharded_block = module_property(
         **STRATEGIES,
         "setting": (
             *("", "in one", "early", "late", "cast", "hybrid"),
-            *("ignored layer", "ignored weight", "rewritten"),
+            *("ignored layer", "ignored weight", "rewritten", "hook"),
         ),
     },
     world_sizes=(3, 4),
@@ -467,7 +467,7 @@ unsynchronized_step = module_property(
     conclusive_dtypes=("float32", "float64"),
 )
 
-# Flat parameters, also in `no_sync`. Their module clips them. States of the module and of the optimizer are loaded.
+# Flat parameters, also in `no_sync`. Their module clips them. States and whole gradients are read and written.
 flat_sharded_step = module_property(
     "equivtest.programs.examples.next_token:next_token",
     f"{FLAT}flat_sharded",

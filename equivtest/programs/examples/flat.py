@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import distributed, nn
 from torch.distributed._shard.api import load_with_process_group
+from torch.distributed.algorithms._comm_hooks import default_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     BackwardPrefetch,
@@ -89,8 +90,11 @@ def flat_sharded(block: nn.Module, mesh: DeviceMesh, *, strategy: str, by_name: 
     )
     if setting == "rewritten":
         rewrite(sharded)
+    if setting == "hook":
+        hook_reductions(sharded, mesh, is_sharded=strategy != "NO_SHARD")
     is_world = mesh.size() == distributed.get_world_size()
     sharded.reloads = setting in STATES and is_world  # type: ignore[assignment]
+    sharded.by_name = by_name  # type: ignore[assignment]
     if setting in STATES:
         has_form = strategy != "NO_SHARD" and (setting != "local state" or (is_world and not by_name))
         configs = () if has_form and setting != "full state" else (FullStateDictConfig(), ON_ITS_DEVICE)
@@ -117,6 +121,12 @@ def ignored(block: nn.Module, mesh: DeviceMesh, name: str) -> list[Any]:
     for parameter in part.parameters() if isinstance(part, nn.Module) else [part]:
         parameter.register_post_accumulate_grad_hook(partial(average, mesh))
     return [part]
+
+
+def hook_reductions(sharded: FullyShardedDataParallel, mesh: DeviceMesh, *, is_sharded: bool) -> None:
+    """Makes a hook of torch reduce the gradients."""
+    hook: Any = default_hooks.reduce_scatter_hook if is_sharded else default_hooks.allreduce_hook
+    sharded.register_comm_hook(default_hooks.DefaultState(cast("Any", mesh.get_group())), hook)
 
 
 @torch.no_grad()
@@ -159,7 +169,9 @@ def through_file(state: Any, sharded: FullyShardedDataParallel) -> Any:
 
 
 class FlatTokenMean(TokenMean):
-    """Runs all micro-batches except the last in `no_sync`, and clips by the module's own method.
+    """Runs the first micro-batch in `no_sync`, and clips by the module's own method.
+
+    Each later micro-batch adds reduced gradients to the earlier ones.
 
     If the module `reloads`, later steps first load the state of the optimizer again, by the names of the whole
     parameters. torch saves no such state in a group without rank 0 of the world (pytorch 155680).
@@ -178,8 +190,20 @@ class FlatTokenMean(TokenMean):
         self.optimizer.load_state_dict(loaded)
 
     def accumulate(self, number: int) -> None:
-        with nullcontext() if self.reduces(number) else self.module.no_sync():
+        reduces = number > 0 or self.reduces(number)
+        with nullcontext() if reduces else self.module.no_sync():
             self.run_micro_batch(number)
+
+    def reduce(self) -> None:
+        """Copies the whole gradients, spoils the shards, and writes the copies into them, if parameters have names."""
+        if not self.module.by_name:
+            return
+        with FullyShardedDataParallel.summon_full_params(self.module, with_grads=True):
+            whole = {name: parameter.grad.clone() for name, parameter in self.module.named_parameters()}
+        spoil(parameter.grad for parameter in self.module.parameters() if parameter.grad is not None)
+        with FullyShardedDataParallel.summon_full_params(self.module, with_grads=True):
+            for name, parameter in self.module.named_parameters():
+                parameter.grad.copy_(whole[name])
 
     def clipped(self) -> torch.Tensor:
         norm: Any = self.module.clip_grad_norm_(MAX_NORM)
