@@ -250,7 +250,7 @@ fully_sharded_block = module_property(
 )
 
 fully_sharded_block_by_layers = module_property(
-    BUILD,
+    "equivtest.programs.examples.gated:repeated_block",
     f"{FULLY_SHARDED}_by_layers",
     x_shapes=ROWS,
     options={"reshard_after_forward": (True, False, 2), "sets_root": (False, True)},
@@ -426,9 +426,10 @@ TOKEN_MEAN = "equivtest.programs.examples.token_mean:"
 # it, most parameters are frozen for one forward and backward.
 token_mean_step = module_property(
     "equivtest.programs.examples.next_token:next_token",
-    FULLY_SHARDED,
+    f"{FULLY_SHARDED}_by_layers",
     inputs={"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))},
     sizes={"batch": (2, 3, 4, 5, 6, 7, 8), "seq": (2,)},
+    options={"reshard_after_forward": (True, False)},
     optimizer=f"{TOKEN_MEAN}adamw",
     step="equivtest.programs.examples.thawed:thawed",
     micro_batches=2,

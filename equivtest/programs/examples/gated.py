@@ -37,6 +37,13 @@ class TwoOutputBlock(GatedBlock):
         return self.down(functional.relu(self.gate(x))), self.up(x)
 
 
+class RepeatedBlock(GatedBlock):
+    """The block y = x + W3 (relu(W1 x) * (W2 x)) + W3 relu(W1 x) + 2 b. Two of its layers run twice in a forward."""
+
+    def change(self, x: torch.Tensor) -> Any:
+        return super().change(x) + self.down(functional.relu(self.gate(x)))
+
+
 @dataclass
 class Pair:
     first: torch.Tensor
@@ -146,6 +153,10 @@ def buffered_block() -> nn.Module:
 
 def two_output_block() -> nn.Module:
     return TwoOutputBlock(2, 5)
+
+
+def repeated_block() -> nn.Module:
+    return RepeatedBlock(2, 5)
 
 
 def formed_block(form: str) -> nn.Module:

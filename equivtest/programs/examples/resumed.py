@@ -13,7 +13,7 @@ import copy
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -170,8 +170,20 @@ def shared_folder(group: distributed.ProcessGroup) -> Iterator[str]:
             shutil.rmtree(names[0], ignore_errors=True)
 
 
+class Failure(Exception):
+    pass
+
+
+def fail(gradient: torch.Tensor) -> None:
+    raise Failure
+
+
+def fail_in_backward(module: nn.Module, ids: Any, output: torch.Tensor) -> None:
+    output.register_hook(fail)  # type: ignore[no-untyped-call]
+
+
 class Resumed(TokenMean):
-    """The step of `TokenMean`, before which the module and the optimizer are loaded again.
+    """The step of `TokenMean`, before which a backward fails, and the module and the optimizer are loaded again.
 
     The first step does so too. torch makes the state of a new optimizer by an update with zero gradients and rates. No
     group has weight decay, because then this update changes the momentum.
@@ -180,8 +192,23 @@ class Resumed(TokenMean):
     optimizer: Resumable
 
     def begin(self) -> None:
+        if hasattr(self.module, "reset_iter_state"):  # since 2.13
+            self.run_failing()
         self.optimizer.resume()
         super().begin()
+
+    def run_failing(self) -> None:
+        """Runs a backward that raises behind the embedding. Every other layer reduces its gradients before.
+
+        If a group of parameters is not reduced before, torch adds its gradients to the next ones. See finding 166.
+        """
+        hook = self.module.embedding.register_forward_hook(fail_in_backward)
+        with suppress(Failure):
+            self.run_micro_batch(0)
+        hook.remove()
+        self.losses.clear()
+        self.module.reset_iter_state()
+        self.optimizer.zero_grad()
 
 
 resumed = Resumed.step

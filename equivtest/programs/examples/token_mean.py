@@ -114,8 +114,10 @@ def tokens_in(micro_batch: MicroBatch) -> torch.Tensor:
 
 
 def reduces_gradients(module: Any, is_last: bool) -> None:  # noqa: FBT001
+    """Sets whether the next backward reduces gradients. Between the backwards, FSDP2 keeps the gathered parameters."""
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(is_last)
+        module.set_reshard_after_backward(is_last)
     if isinstance(module, DistributedDataParallel):
         module.require_backward_grad_sync = is_last
 
