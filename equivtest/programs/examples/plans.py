@@ -48,11 +48,16 @@ POWERS: dict[str, tuple[dict[str, Any], tuple[tuple[int, bool], ...]]] = {
         {"use_error_feedback": False, "min_compression_rate": 2},
         ((0, True), (0, True), (1, True), (1, True)),
     ),
+    "of rank 2": (
+        {"use_error_feedback": False, "matrix_approximation_rank": 2, "min_compression_rate": 0.5},
+        ((0, True), (0, True), (1, True), (1, True)),
+    ),
 }
 """Name -> arguments of PowerSGD beside `POWER_SGD`, and calls of the hook: see `until_all_is_sent`.
 
-'forgets' is exact until the hook compresses, and drops what the compression loses. 'barely' compresses nothing. The
-hook `batched_powerSGD_hook` cannot compress (finding 160).
+'forgets' is exact until the hook compresses, and drops what the compression loses. 'barely' compresses nothing. 'of
+rank 2' loses nothing, because the weights have two rows or columns. The hook `batched_powerSGD_hook` cannot compress
+(finding 160).
 """
 
 
