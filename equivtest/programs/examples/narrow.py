@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed._composable.checkpoint_activation import checkpoint
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
     apply_activation_checkpointing,
@@ -34,7 +35,7 @@ class NarrowLayer(nn.Module):
     """Computes W (x * gate) + b in bfloat16.
 
     Attributes:
-        casts: Whether the layer casts its inputs. If not, the inputs must be in bfloat16.
+        casts: Whether the layer casts its inputs and parameters. If not, they must be in bfloat16.
     """
 
     def __init__(self, num_inputs: int, num_outputs: int) -> None:
@@ -44,9 +45,10 @@ class NarrowLayer(nn.Module):
         self.casts = True
 
     def forward(self, x: torch.Tensor, *, gate: torch.Tensor) -> torch.Tensor:
+        weight, bias = self.weight, self.bias
         if self.casts:
-            x, gate = x.to(NARROW), gate.to(NARROW)
-        return functional.linear(x * gate, self.weight.to(NARROW), self.bias.to(NARROW))
+            x, gate, weight, bias = (each.to(NARROW) for each in (x, gate, weight, bias))
+        return functional.linear(x * gate, weight, bias)
 
 
 class NarrowBlock(nn.Module):
@@ -73,9 +75,11 @@ narrow_block = NarrowBlock
 
 
 def fully_sharded_with_casts(
-    block: NarrowBlock, mesh: DeviceMesh, *, casts_in_layers: bool, recomputes: str = ""
+    block: NarrowBlock, mesh: DeviceMesh, *, casts_in_layers: bool, recomputes: str = "", replicas: bool = False
 ) -> nn.Module:
     """Shards each layer and the block by FSDP2, with parameters in bfloat16.
+
+    Between the forward and the backward, each two of an even number of ranks keep the parameters of a layer.
 
     The block's input keeps its dtype. Gradients are reduced in the dtype of the parameters. The block's output has this
     dtype too. If the block widens its output, FSDP2 does so instead, and the block has no other dtype of parameters.
@@ -83,17 +87,21 @@ def fully_sharded_with_casts(
     Args:
         casts_in_layers: Whether the layers cast their inputs. Otherwise FSDP2 casts the inputs of each layer.
         recomputes: How the backward recomputes each layer. See `recompute`.
+        replicas: Whether each rank has the whole parameters, by the function `replicate`.
     """
+    pairs = {} if replicas or mesh.size() % 2 else {"reshard_after_forward": 2}
+    shard: Any = replicate if replicas else fully_shard
     dtype = block.first.weight.dtype
     policy: dict[str, Any] = {"param_dtype": NARROW, "reduce_dtype": dtype}
     block.first.casts = block.second.casts = casts_in_layers
     recompute(block, recomputes)
     for layer in (block.first, block.second):
-        fully_shard(layer, mesh=mesh, mp_policy=MixedPrecisionPolicy(**policy, cast_forward_inputs=not casts_in_layers))
+        cast = MixedPrecisionPolicy(**policy, cast_forward_inputs=not casts_in_layers)
+        shard(layer, mesh=mesh, mp_policy=cast, **pairs)
     outputs = {"output_dtype": WIDE} if block.widens else {**policy, "output_dtype": dtype}
     block.widens = False
     kept = MixedPrecisionPolicy(**outputs, cast_forward_inputs=False)
-    sharded: nn.Module = fully_shard(block, mesh=mesh, mp_policy=kept)  # type: ignore[assignment]  # of both classes
+    sharded: nn.Module = shard(block, mesh=mesh, mp_policy=kept)
     return sharded
 
 
