@@ -24,7 +24,7 @@ def _case(world_size: int) -> ModuleCase:
     return ModuleCase(
         world_size=world_size,
         build=f"{_SUBJECT}narrow_block(widens=False)",
-        parallelize=f"{_SUBJECT}fully_sharded_with_casts(casts_in_layers=False, recomputes='')",
+        parallelize=f"{_SUBJECT}fully_sharded_with_casts(casts_in_layers=False, replicas=False, recomputes='')",
         x_shape=(4, 2),
         batch=MEAN_OF_PARTS,
         values=(("real", 0),),
