@@ -6,6 +6,9 @@ tensors that every rank adds, before or after the sum over the ranks.
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 from equivtest.base import limits
 from equivtest.module import ids, module_property, real, targets
 from equivtest.programs.case import ModuleCase
@@ -470,18 +473,31 @@ unsynchronized_step = module_property(
 )
 
 # Flat parameters, also in `no_sync`. Their module clips them. States and whole gradients are read and written.
+FLAT_STEP: dict[str, Any] = {
+    "inputs": {"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))},
+    "sizes": {"batch": (2, 4, 7, 9, 12), "seq": (2,)},
+    "optimizer": f"{TOKEN_MEAN}adamw",
+    "micro_batches": 3,
+    "max_norm": 0.5,
+    "world_sizes": (2, 4),
+    "conclusive_dtypes": ("float32", "float64"),
+}
+
 flat_sharded_step = module_property(
     "equivtest.programs.examples.next_token:next_token",
     f"{FLAT}flat_sharded",
-    inputs={"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))},
-    sizes={"batch": (2, 4, 7, 9, 12), "seq": (2,)},
-    options={**STRATEGIES, "setting": ("", "full state", "sharded state", "local state")},
-    optimizer=f"{TOKEN_MEAN}adamw",
+    **FLAT_STEP,
+    options={**STRATEGIES, "setting": ("ignored head", "full state", "sharded state", "local state")},
     step=f"{FLAT}flat_token_mean",
-    micro_batches=3,
-    max_norm=0.5,
-    world_sizes=(2, 4),
-    conclusive_dtypes=("float32", "float64"),
+)
+
+flat_sharded_step_by_largest = module_property(
+    "equivtest.programs.examples.next_token:next_token",
+    f"{FLAT}flat_sharded",
+    **FLAT_STEP,
+    options={"strategy": ("FULL_SHARD", "NO_SHARD"), "by_name": (True,), "setting": ("ignored head", "")},
+    step=f"{FLAT}flat_token_mean_by_largest",
+    norm_type=math.inf,
 )
 
 # Each row is a micro-batch, and in most cases ranks have different numbers of rows. Buffers change too.

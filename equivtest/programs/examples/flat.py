@@ -6,6 +6,7 @@ Source: torch/distributed/fsdp/fully_sharded_data_parallel.py and the docstrings
 
 from __future__ import annotations
 
+import math
 import operator
 from contextlib import nullcontext
 from functools import partial
@@ -45,7 +46,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 Two of them also reduce or compute in float64.
 """
 HYBRID = {"FULL_SHARD": ShardingStrategy.HYBRID_SHARD, "SHARD_GRAD_OP": ShardingStrategy._HYBRID_SHARD_ZERO2}
-IGNORED = {"ignored layer": "up", "ignored weight": "down.weight"}
+IGNORED = {"ignored layer": "up", "ignored weight": "down.weight", "ignored head": "head"}
 STATES = {
     "full state": StateDictType.FULL_STATE_DICT,
     "sharded state": StateDictType.SHARDED_STATE_DICT,
@@ -177,6 +178,8 @@ class FlatTokenMean(TokenMean):
     parameters. torch saves no such state in a group without rank 0 of the world (pytorch 155680).
     """
 
+    norm_type = 2.0
+
     def begin(self) -> None:
         if self.optimizer.state and self.module.reloads:
             self.reload()
@@ -206,8 +209,13 @@ class FlatTokenMean(TokenMean):
                 parameter.grad.copy_(whole[name])
 
     def clipped(self) -> torch.Tensor:
-        norm: Any = self.module.clip_grad_norm_(MAX_NORM)
+        norm: Any = self.module.clip_grad_norm_(MAX_NORM, self.norm_type)
         return torch.as_tensor(norm)
 
 
+class FlatTokenMeanByLargest(FlatTokenMean):
+    norm_type = math.inf
+
+
 flat_token_mean = FlatTokenMean.step
+flat_token_mean_by_largest = FlatTokenMeanByLargest.step
