@@ -30,6 +30,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.distributed.tensor.parallel.input_reshard import input_reshard
 from torch.nn.parallel import DistributedDataParallel
 
 POWER_SGD: dict[str, Any] = {
@@ -122,10 +123,11 @@ def prepared_pair(
     """Divides the rows of a scale, and computes the rest on plain tensors, of each rank's own rows or of all rows.
 
     The scale gets a replicated DTensor, and its result is divided. The number of ranks must divide the number of rows,
-    because PrepareModuleOutput takes shards for equal in size.
+    because PrepareModuleOutput takes shards for equal in size. If each rank computes all rows, it keeps its own rows for
+    the backward.
 
-    Source: SequenceParallel, PrepareModuleInput and PrepareModuleOutput in torch/distributed/tensor/parallel/style.py
-    (2.13.0).
+    Source: SequenceParallel, PrepareModuleInput and PrepareModuleOutput in torch/distributed/tensor/parallel/style.py;
+    input_reshard.py beside it (2.13.0).
 
     Args:
         shards_x: Whether each rank computes its own rows of the first output. Otherwise it computes all rows.
@@ -157,7 +159,11 @@ def prepared_pair(
         parallelize_module(
             pair, mesh, PrepareModuleOutput(output_layouts=outside, desired_output_layouts=(whole, whole))
         )
-    return parallelize_module(pair, mesh, plan)
+    parallelize_module(pair, mesh, plan)
+    if not (shards_x or shards_memory):  # the tensors of `each` are the same on all ranks
+        for part in ("scale", "each"):
+            input_reshard(pair.get_submodule(part), mesh, input_reshard_dim=0)
+    return pair
 
 
 def sharded_sequence_parallel_from_state(block: nn.Module, mesh: DeviceMesh, *, whole: bool) -> nn.Module:
