@@ -296,7 +296,7 @@ fully_sharded_block_by_calls = module_property(
     x_shapes=ROWS,
     options={
         "collectives": ("default", "allocated", "own"),
-        "parameters": ("default", "restored", "in two"),
+        "parameters": ("default", "restored", "in two", "in groups"),
         "from_the_end": (False, True),
     },
 )

@@ -17,6 +17,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, share_comm_ctx
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard import _fsdp_common
 from torch.distributed.tensor import Shard
 
 from equivtest.programs.examples.gated import GatedBlock, TwoBlocks
@@ -34,11 +35,17 @@ def fully_sharded_by_calls(
             'allocated', the process group allocates. If 'own', the classes of this module decide both.
         parameters: If 'restored', the parameters are gathered and copied before the forward, and later written back.
             Between the two they are converted to another dtype and back. If 'in two', the ranks gather the sign and
-            the magnitude of each element. If 'default', neither.
+            the magnitude of each element. If 'in groups', no layer is sharded alone, and the first two weights are on
+            another mesh of the same ranks. If 'default', none of these.
         from_the_end: Whether dims of parameters are counted from the end. Weights are sharded on their last dim if the
             number of ranks divides it.
     """
     placement = partial(dim_from_the_end, mesh) if from_the_end else None
+    if parameters == "in groups":
+        other = _fsdp_common.FSDPMeshInfo(copied(mesh), shard_mesh_dim=0)
+        apart = partial(tall_apart, other, placement)
+        fully_shard(block, mesh=mesh, shard_placement_fn=apart, reshard_after_forward=True)
+        return block
     for part in (*block.children(), block):
         fully_shard(part, mesh=mesh, shard_placement_fn=placement)
     for layer in cast("Any", block.children()):
@@ -56,6 +63,18 @@ def fully_sharded_by_calls(
 
 def dim_from_the_end(mesh: DeviceMesh, parameter: nn.Parameter) -> Shard:
     return Shard(-1 if parameter.shape[-1] % mesh.size() == 0 else -parameter.ndim)
+
+
+def copied(mesh: DeviceMesh) -> DeviceMesh:
+    """Returns a mesh of the same ranks, with a process group of its own."""
+    group = distributed.new_group(mesh.mesh.tolist(), use_local_synchronization=True)
+    return DeviceMesh.from_group(cast("Any", group), mesh.device_type)
+
+
+def tall_apart(other: _fsdp_common.FSDPMeshInfo, placement: Any, parameter: nn.Parameter) -> Any:
+    """Returns the placement of a parameter. It is on another mesh if the parameter has more rows than columns."""
+    chosen = placement(parameter) if placement else None
+    return _fsdp_common.ShardPlacementResult(chosen, other) if parameter.shape[0] > parameter.shape[-1] else chosen
 
 
 class OwnMemory:

@@ -123,8 +123,8 @@ def prepared_pair(
     """Divides the rows of a scale, and computes the rest on plain tensors, of each rank's own rows or of all rows.
 
     The scale gets a replicated DTensor, and its result is divided. The number of ranks must divide the number of rows,
-    because PrepareModuleOutput takes shards for equal in size. If each rank computes all rows, it keeps its own rows for
-    the backward.
+    because PrepareModuleOutput takes shards for equal in size. If each rank computes all rows, it keeps only its own
+    rows for the backward.
 
     Source: SequenceParallel, PrepareModuleInput and PrepareModuleOutput in torch/distributed/tensor/parallel/style.py;
     input_reshard.py beside it (2.13.0).
