@@ -16,8 +16,8 @@ from torch import distributed, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, share_comm_ctx
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.fsdp._fully_shard import _fsdp_common
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.tensor import Shard
 
 from equivtest.programs.examples.gated import GatedBlock, TwoBlocks

@@ -45,9 +45,8 @@ class NarrowLayer(nn.Module):
         self.casts = True
 
     def forward(self, x: torch.Tensor, *, gate: torch.Tensor) -> torch.Tensor:
-        weight, bias = self.weight, self.bias
-        if self.casts:
-            x, gate, weight, bias = (each.to(NARROW) for each in (x, gate, weight, bias))
+        tensors: Any = (x, gate, self.weight, self.bias)
+        x, gate, weight, bias = (each.to(NARROW) for each in tensors) if self.casts else tensors
         return functional.linear(x * gate, weight, bias)
 
 
