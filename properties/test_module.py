@@ -443,14 +443,14 @@ token_mean_step = module_property(
 
 # The parameters and the state of the optimizer are loaded again before the second step. Each layer is sharded.
 resumed_step = module_property(
-    "equivtest.programs.examples.next_token:next_token",
+    "equivtest.programs.examples.resumed:resumable_next_token",
     "equivtest.programs.examples.resumed:resumable",
     inputs={"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))},
     sizes={"batch": (2, 4, 5), "seq": (2,)},
     options={
-        "reshard_after_forward": (True, False),
-        "state": ("shards", "whole", "rank 0", "flat", "files"),
+        "state": ("shards", "whole", "rank 0", "flat", "trained", "files"),
         "together": (False, True),
+        "optimizers": ("SGD", "AdamW", "both"),
     },
     optimizer="equivtest.programs.examples.resumed:Resumable",
     step="equivtest.programs.examples.resumed:resumed",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -30,13 +30,20 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from equivtest.programs.examples.next_token import NextToken
 from equivtest.programs.examples.plans import fully_sharded_by_layers
 from equivtest.programs.examples.token_mean import TokenMean
 
-NORM: dict[str, Any] = {"lr": 0.0625, "momentum": 0.25}
-OTHERS: dict[str, Any] = {"lr": 0.25, "momentum": 0.5}
+SGD: tuple[dict[str, Any], dict[str, Any]] = ({"lr": 0.0625, "momentum": 0.25}, {"lr": 0.25, "momentum": 0.5})
+ADAMW: tuple[dict[str, Any], dict[str, Any]] = (
+    {"lr": 0.0625, "betas": (0.5, 0.75), "eps": 0.25, "weight_decay": 0.25, "amsgrad": True},
+    {"lr": 0.125, "betas": (0.75, 0.5), "eps": 0.125, "weight_decay": 0.5},
+)
+"""Options of an optimizer for the parameters of the norm, and for the others."""
+FROZEN = "head"
+"""Part of the name of each parameter that is frozen while a state is saved. It trains before and after."""
 _WHOLE = StateDictOptions(full_state_dict=True)
-FILES = "files"
+FILES, TRAINED = "files", "trained"
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 FORMS = {
     "shards": (StateDictOptions(), StateDictOptions()),
@@ -46,90 +53,128 @@ FORMS = {
         StateDictOptions(full_state_dict=True, broadcast_from_rank0=True),
     ),
     "flat": (_FLAT, _FLAT),
+    TRAINED: (StateDictOptions(ignore_frozen_params=True, cpu_offload=True), StateDictOptions(strict=False)),
     FILES: (StateDictOptions(), StateDictOptions()),
 }
 """Form of the optimizer's state -> options with which it is saved, and with which it is loaded.
 
-Each rank has its shards, the whole state, or shards in one flat dict; or rank 0 alone has the whole state. Or the ranks
-write their shards, with the parameters, into files and read them.
+Each rank has its shards, the whole state, or shards in one flat dict; or rank 0 alone has the whole state. 'trained'
+has the shards on the CPU, without the parameters that are frozen when it is saved. Or the ranks write their shards,
+with the parameters, into files and read them.
 """
 
 
-def resumable(block: Any, mesh: DeviceMesh, *, reshard_after_forward: bool, state: str, together: bool) -> nn.Module:
+def resumable(block: Any, mesh: DeviceMesh, *, state: str, together: bool) -> nn.Module:
     """Shards each layer, and the rest of the block.
 
     Args:
         state: The form of the optimizer's state, a name in `FORMS`.
-        together: Whether the parameters are saved and loaded with the optimizer's state. Otherwise copies of the
-            parameters are assigned. They always are if rank 0 alone has the state, because in set_state_dict the ranks
-            then wait for each other (finding 140). Files always have both.
+        together: Whether the parameters are saved and loaded with the optimizer's state, and released after the
+            forward. Otherwise copies of the parameters are assigned. They always are if rank 0 alone has the state,
+            because in set_state_dict the ranks then wait for each other (finding 140). Files always have both.
     """
     block.form_of_state, block.loads_together = state, together and state != "rank 0"
-    return fully_sharded_by_layers(block, mesh, reshard_after_forward=reshard_after_forward)
+    return fully_sharded_by_layers(block, mesh, reshard_after_forward=together)
+
+
+class ResumableNextToken(NextToken):
+    """A model of the next token that names its optimizers: 'SGD', 'AdamW', or 'both'. Of both, AdamW has the norm."""
+
+    def __init__(self, optimizers: str) -> None:
+        super().__init__()
+        self.optimizers = optimizers
+
+
+def resumable_next_token(*, optimizers: str) -> nn.Module:
+    return ResumableNextToken(optimizers)
 
 
 class Resumable(torch.optim.Optimizer):
-    """SGD with two groups of parameters, whose module and state can be loaded again.
+    """One optimizer with two groups of parameters, or two optimizers. Their module and states can be loaded again.
 
     Attributes:
-        inner: The optimizer that updates.
+        inner: The optimizers that update.
     """
 
     def __init__(self, module: Any) -> None:
         self.module = module
         self.inner = self.made(norm_first=False)
-        super().__init__(self.inner.param_groups, {})
+        super().__init__([group for each in self.inner for group in each.param_groups], {})
 
-    def made(self, *, norm_first: bool) -> torch.optim.SGD:
-        named = dict(self.module.named_parameters())
+    def made(self, *, norm_first: bool) -> list[torch.optim.Optimizer]:
+        named, kind = dict(self.module.named_parameters()), self.module.optimizers
+        norm = [each for name, each in named.items() if "norm" in name]
+        others = [each for name, each in named.items() if "norm" not in name]
+        if kind == "both":
+            return [torch.optim.AdamW(norm, **ADAMW[0]), torch.optim.SGD(others, **SGD[1])]
         groups = [
-            {"params": [each for name, each in named.items() if "norm" not in name]},
-            {"params": [each for name, each in named.items() if "norm" in name], **NORM},
+            {"params": each, **options}
+            for each, options in zip((norm, others), ADAMW if kind == "AdamW" else SGD, strict=True)
         ]
-        return torch.optim.SGD(groups[::-1] if norm_first else groups, **OTHERS)
+        return [getattr(torch.optim, kind)(groups if norm_first else groups[::-1])]
 
-    def made_again(self) -> torch.optim.SGD:
-        """Makes the optimizer of a restarted job. Its rates are wrong until the state is loaded."""
-        optimizer = self.made(norm_first=True)
-        for group in optimizer.param_groups:
-            group["lr"] *= 2
-        return optimizer
+    def made_again(self) -> list[torch.optim.Optimizer]:
+        """Makes the optimizers of a restarted job. Their options are wrong until the state is loaded."""
+        optimizers = self.made(norm_first=True)
+        for group in (group for each in optimizers for group in each.param_groups):
+            group |= {name: group[name] / 2 for name in ("lr", "eps", "momentum", "weight_decay") if name in group}
+            group |= {name: group[name][::-1] for name in ("betas",) if name in group}
+        return optimizers
 
     def step(self, closure: Any = None) -> Any:
-        self.inner.step()
+        """Updates twice. So an AdamW has not counted as many updates as a new one, in which torch makes a state."""
+        for each in self.inner * 2:
+            each.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002  # torch's signature
-        self.inner.zero_grad(set_to_none)
+        for each in self.inner:
+            each.zero_grad(set_to_none)
 
     def resume(self) -> None:
-        """Loads the parameters and the state into a new optimizer, after the earlier parameters are spoiled."""
+        """Loads the parameters and the states into new optimizers, after the earlier parameters are spoiled."""
         saves, loads = FORMS[self.module.form_of_state]
         if self.module.form_of_state == FILES:
             self.resume_from_files()
             return
         if not self.module.loads_together:
-            state = get_optimizer_state_dict(self.module, self.inner, options=saves)
+            with self.frozen():
+                state = get_optimizer_state_dict(self.module, self.inner, options=saves)
             copies = {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
             self.spoil()
             self.module.load_state_dict(copies, assign=True)
             self.inner = self.made_again()
             set_optimizer_state_dict(self.module, self.inner, state, options=loads)
             return
-        parameters, state = get_state_dict(self.module, self.inner, options=saves)
+        with self.frozen() as frozen:
+            parameters, state = get_state_dict(self.module, self.inner, options=saves)
         parameters = copy.deepcopy(parameters)
-        self.spoil()
+        if saves.ignore_frozen_params and frozen and any(FROZEN in name for name in parameters):
+            raise RuntimeError(f"a state without frozen parameters has one: {list(parameters)}")
+        self.spoil(except_for=frozen if saves.ignore_frozen_params else ())
         self.inner = self.made_again()
         set_state_dict(self.module, self.inner, model_state_dict=parameters, optim_state_dict=state, options=loads)
 
     def resume_from_files(self) -> None:
         group = next(self.module.parameters()).device_mesh.get_group()
         with shared_folder(group) as folder:
-            save({"application": Application(self.module, self.inner)}, checkpoint_id=folder, process_group=group)
+            with self.frozen():
+                save({"application": Application(self.module, self.inner)}, checkpoint_id=folder, process_group=group)
             self.spoil()
             self.inner = self.made_again()
             load({"application": Application(self.module, self.inner)}, checkpoint_id=folder, process_group=group)
 
-    def spoil(self) -> None:
+    @contextmanager
+    def frozen(self) -> Iterator[list[nn.Parameter]]:
+        """Freezes some parameters, unless no optimizer has a state. torch makes no state for a frozen parameter."""
+        has_state = all(each.state for each in self.inner)
+        frozen = [each for name, each in self.module.named_parameters() if FROZEN in name and has_state]
+        for parameter in frozen:
+            parameter.requires_grad_(requires_grad=False)
+        yield frozen
+        for parameter in frozen:
+            parameter.requires_grad_()
+
+    def spoil(self, *, except_for: Sequence[nn.Parameter] = ()) -> None:
         """Spoils the parameters, and clears their gradients, which a restarted job does not have.
 
         While a parameter has a gradient, torch makes no state for a new optimizer (`_init_optim_state`). So it has no
@@ -137,23 +182,24 @@ class Resumable(torch.optim.Optimizer):
         """
         for parameter in self.module.parameters():
             assert isinstance(parameter, DTensor)
-            parameter.to_local().detach().fill_(torch.nan)
+            if not any(parameter is each for each in except_for):
+                parameter.to_local().detach().fill_(torch.nan)
             parameter.grad = None
 
 
 class Application:
     """Object that torch.distributed.checkpoint saves and loads by its methods, as in torch's recipe."""
 
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.module, self.optimizer = module, optimizer
+    def __init__(self, module: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+        self.module, self.optimizers = module, optimizers
 
     def state_dict(self) -> dict[str, Any]:
-        parameters, state = get_state_dict(self.module, self.optimizer)
+        parameters, state = get_state_dict(self.module, self.optimizers)
         return {"model": parameters, "optimizer": state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         set_state_dict(
-            self.module, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+            self.module, self.optimizers, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
 
 
@@ -183,10 +229,11 @@ def fail_in_backward(module: nn.Module, ids: Any, output: torch.Tensor) -> None:
 
 
 class Resumed(TokenMean):
-    """The step of `TokenMean`, before which a backward fails, and the module and the optimizer are loaded again.
+    """The step of `TokenMean`, before which a backward fails, and the module and the optimizers are loaded again.
 
-    The first step does so too. torch makes the state of a new optimizer by an update with zero gradients and rates. No
-    group has weight decay, because then this update changes the momentum.
+    The first step does so too, unless an AdamW trains. torch makes the state of a new optimizer by an update with zero
+    gradients and rates, which an AdamW counts. No group of SGD has weight decay, because then this update changes the
+    momentum.
     """
 
     optimizer: Resumable
@@ -194,7 +241,8 @@ class Resumed(TokenMean):
     def begin(self) -> None:
         if hasattr(self.module, "reset_iter_state"):  # since 2.13
             self.run_failing()
-        self.optimizer.resume()
+        if self.module.optimizers == "SGD" or self.optimizer.inner[0].state:
+            self.optimizer.resume()
         super().begin()
 
     def run_failing(self) -> None:

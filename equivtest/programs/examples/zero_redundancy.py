@@ -2,7 +2,7 @@
 
 The optimizer gets its second group of parameters after it is made. A schedule changes its rates. After the first
 update its state is saved, and loaded into a new optimizer, which makes all later updates. One weight is frozen while
-the new optimizer is made.
+the state is saved and the new optimizer is made.
 
 Source: torch/distributed/optim/zero_redundancy_optimizer.py (2.13.0), which looks for changes of `requires_grad` in
 each step.
@@ -20,7 +20,7 @@ BIAS: dict[str, Any] = {"lr": 0.25, "weight_decay": 0.0}
 OTHERS: dict[str, Any] = {"lr": 0.5, "momentum": 0.5, "weight_decay": 0.25}
 
 FROZEN = "up.weight"
-"""Name of the parameter that is frozen while the second optimizer is made."""
+"""Name of the parameter that is frozen while the state is saved and the second optimizer is made."""
 
 
 class Scheduled(torch.optim.Optimizer):
@@ -65,13 +65,13 @@ class Scheduled(torch.optim.Optimizer):
 
     def reload(self, group: distributed.ProcessGroup) -> None:
         """Collects the whole state on the last rank, and loads it into a new optimizer on every rank."""
+        frozen: Any = dict(self.module.named_parameters())[f"module.{FROZEN}"]
+        frozen.requires_grad_(requires_grad=False)
         saving: Any = self.inner
         last = distributed.get_world_size(group) - 1
         saving.consolidate_state_dict(to=last)
         states: list[Any] = [saving.state_dict() if distributed.get_rank(group) == last else None]
         distributed.broadcast_object_list(states, group=group, group_src=last)
-        frozen: Any = dict(self.module.named_parameters())[f"module.{FROZEN}"]
-        frozen.requires_grad_(requires_grad=False)
         self.inner = self.made()
         self.inner.load_state_dict(states[0])
         frozen.requires_grad_()

@@ -6,7 +6,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from equivtest.cases.subject import Answers, Given
 from equivtest.programs.case import PARTS_OF_WHOLE, ModuleCase
-from equivtest.programs.examples.resumed import NORM, OTHERS, Resumable
+from equivtest.programs.examples.resumed import SGD, Resumable
 from tests.defects.defect import Replacing
 from tests.defects.programs.optimizers import trained_by
 
@@ -14,9 +14,8 @@ wrong = Replacing("module")
 
 _TWO_ROWS = ModuleCase(
     world_size=2,
-    build="equivtest.programs.examples.next_token:next_token",
-    parallelize="equivtest.programs.examples.resumed:resumable("
-    "reshard_after_forward=True, state='shards', together=False)",
+    build="equivtest.programs.examples.resumed:resumable_next_token(optimizers='SGD')",
+    parallelize="equivtest.programs.examples.resumed:resumable(state='shards', together=False)",
     inputs=(("ids", "ids(7)", ("batch", "seq")), ("targets", "targets(7, -100)", ("batch", "seq"))),
     sizes=(("batch", 2), ("seq", 2)),
     batch=PARTS_OF_WHOLE,
@@ -33,7 +32,7 @@ class OptionsByPosition(Resumable):
 
     def resume(self) -> None:
         super().resume()
-        for group, options in zip(self.inner.param_groups, (OTHERS, {**OTHERS, **NORM}), strict=True):
+        for group, options in zip(self.inner[0].param_groups, SGD[::-1], strict=True):
             group |= options
 
 
@@ -42,7 +41,7 @@ class WithoutMomentum(Resumable):
 
     def resume(self) -> None:
         super().resume()
-        for state in self.inner.state.values():
+        for state in self.inner[0].state.values():
             state["momentum_buffer"].zero_()
 
 
@@ -50,7 +49,7 @@ class EarlierParameters(Resumable):
     """Updates the parameters from before the assignment."""
 
     def resume(self) -> None:
-        earlier, is_new = self.inner, not self.inner.state
+        earlier, is_new = self.inner, not self.inner[0].state
         super().resume()
         if not is_new:
             self.inner = earlier
