@@ -21,7 +21,7 @@ pipelined_step = module_property(
     f"{PIPELINE}:chain",
     f"{PIPELINE}_plan:pipelined",
     inputs={"x": real(("batch", NUM_FEATURES)), "weights": real(("batch", NUM_FEATURES))},
-    sizes={"batch": (8, 16)},
+    sizes={"batch": (16, 32)},
     batch="whole",
     options={
         "takes_mean": (True, False),

@@ -195,30 +195,42 @@ def replicated_pipelined(
 def scheduled(
     module: Any, mesh: DeviceMesh, micro_batches: Any, optimizer: torch.optim.Optimizer
 ) -> dict[str, torch.Tensor]:
-    """Runs one step of training by the schedule, which cuts the batch into micro-batches."""
+    """Runs one step of training by the schedule, which cuts the batch into micro-batches.
+
+    The schedule runs twice before the update, each time on half of the rows, unless it divides the gradients. If it
+    did, the second run would divide the gradients of the first run again (finding 171).
+    """
     (batch,) = micro_batches
+    optimizer.zero_grad()
+    calls = zip(*(each.chunk(1 if module.takes_mean else 2) for each in batch.values()), strict=True)
+    ran = [called(module, dict(zip(batch, rows, strict=True)), len(batch["x"])) for rows in calls]
+    optimizer.step()
+    losses, outputs = zip(*ran, strict=True)
+    results = {"loss": torch.stack(losses).sum(), "output": torch.cat(outputs)}
+    for result in results.values():
+        distributed.broadcast(result, group=module.mesh.get_group(), group_src=module.last)
+    return results
+
+
+def called(module: Any, batch: dict[str, torch.Tensor], num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Runs the schedule once on some of `num_rows` rows. Returns (loss, output), which only one rank has."""
     x = batch["x"].movedim(0, module.dim)
     module.schedule = module.schedule or module.make_schedule(x)
-    optimizer.zero_grad()
     inputs = (x,) if module.is_first else ()
     named: dict[str, Any] = {"target": batch["weights"], "losses": module.losses} if module.is_last else {}
     if module.counts:
-        named["loss_kwargs"] = {"num_rows": len(batch["x"])}
+        named["loss_kwargs"] = {"num_rows": num_rows}
     if module.adds_weights:
         named["addend"] = batch["weights"].movedim(0, module.dim)
     evaluated = module.schedule.eval(*inputs, **named) if module.evaluates else None
     trained = module.schedule.step(*inputs, **named, return_outputs=not module.evaluates)
-    optimizer.step()
-    results = {"loss": x.new_zeros(()), "output": torch.zeros_like(batch["x"])}
-    if module.is_last:
-        merged = evaluated if module.evaluates else trained
-        (output,) = merged if isinstance(merged, tuple) else (merged,)
-        loss = torch.stack(module.losses)
-        results["loss"] = loss.mean() if module.takes_mean else loss.sum()
-        results["output"] = output.detach().movedim(module.dim, 0).contiguous()
-    for result in results.values():
-        distributed.broadcast(result, group=module.mesh.get_group(), group_src=module.last)
-    return results
+    if not module.is_last:
+        return x.new_zeros(()), torch.zeros_like(batch["x"])
+    merged = evaluated if module.evaluates else trained
+    (output,) = merged if isinstance(merged, tuple) else (merged,)
+    loss = torch.stack(module.losses)
+    total = loss.mean() if module.takes_mean else loss.sum()
+    return total.detach(), output.detach().movedim(module.dim, 0).contiguous()
 
 
 def sharded_scheduled(
