@@ -61,14 +61,14 @@ sharded_pipelined_step = module_property(
     **OF_MANY_ROWS,
 )
 
-# Each stage is replicated by DDP, and may take a keyword.  These schedules do not split the backward, as DDP needs.
+# Each stage is replicated by DDP, and may take a keyword, or a second tensor from the stage before.  These schedules do
+# not split the backward, as DDP needs.
 replicated_pipelined_step = module_property(
     f"{PIPELINE}:mean_chain",
     f"{PIPELINE}_plan:replicated_pipelined",
     options={
         "adds_weights": (False, True),
-        "infers": (False, True),
-        "defers": (False, True),
+        "receives": ("", "inferred", "late"),
         "dim": (0, 1),
         "schedule": ("GPipe", "1F1B", "Interleaved1F1B"),
     },

@@ -30,27 +30,45 @@ schedules, a rank takes an activation for a gradient (finding 155)."""
 class Stage(nn.Module):
     """Layers that run one after the other.
 
-    The output and the gradient of the input are contiguous, because no rank sends a tensor that is not. If a stage
+    The outputs and the gradients of the inputs are contiguous, because no rank sends a tensor that is not. If a stage
     takes the keyword `addend`, it adds this tensor to the input of each layer.
 
     Attributes:
+        passes: What a stage passes to the next, see `PASSED`.
+        is_last: True if the output is whole.
         num_segments: Number of segments that the backward recomputes, or 0. It need not divide the number of layers.
     """
 
-    def __init__(self, layers: list[nn.Module]) -> None:
+    def __init__(self, layers: list[nn.Module], *, passes: str, is_last: bool) -> None:
         super().__init__()
         self.layers, self.num_segments = nn.ModuleList(layers), 0
+        self.passes, self.is_last = passes, is_last
 
-    def forward(self, x: torch.Tensor, *, addend: torch.Tensor | None = None) -> torch.Tensor:
-        if x.requires_grad:
-            x.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
+    def forward(self, *given: torch.Tensor, addend: torch.Tensor | None = None) -> Any:
+        for each in given:
+            if each.requires_grad:
+                each.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
+        x = torch.cat(given, dim=-1) if self.passes == "halves" else given[0]
+        if self.passes == "addend":
+            addend = given[1]
         if self.num_segments:
             recomputed: Any = checkpoint_sequential
             x = recomputed(list(self.layers), self.num_segments, x, use_reentrant=False)
-            return x.contiguous()
-        for layer in self.layers:
-            x = layer(x if addend is None else x + addend)
-        return x.contiguous()
+        else:
+            for layer in self.layers:
+                x = layer(x if addend is None else x + addend)
+        return x.contiguous() if self.is_last else passed(self.passes, x, addend)
+
+
+PASSED = ("", "halves", "addend")
+"""What a stage passes to the next: its output, two halves of the output, or the output and `addend`."""
+
+
+def passed(passes: str, x: torch.Tensor, addend: Any) -> Any:
+    if passes == "halves":
+        # Copies, because a split backward raises if a stage returns a view (finding 172).
+        return tuple(half.clone(memory_format=torch.contiguous_format) for half in x.tensor_split(2, dim=-1))
+    return (x.contiguous(), addend) if passes else x.contiguous()
 
 
 class Pipeline(nn.Module):
@@ -68,7 +86,9 @@ class Pipeline(nn.Module):
             returns the output of the evaluation, and the schedule drops the output of the training
             (return_outputs=False). A schedule of `BACK_AND_FORTH` raises if it evaluates (finding 141).
         defers: True if ranks receive as late as they can (defer_pp_recv). Only a schedule of `IN_ORDER` defers.
-        adds_weights: True if each stage takes the weights as a keyword, on every rank.
+        passes: What a stage passes to the next, see `PASSED`.
+        adds_weights: True if each stage takes the weights as a keyword, on every rank. If stages pass them as 'addend',
+            only the first stage takes them.
         losses: The losses of the micro-batches of the last step. Each step passes the same list, which the schedule
             clears.
         schedule: Made in the first step.
@@ -85,13 +105,14 @@ class Pipeline(nn.Module):
         dim: int = 0,
         evaluates: bool = False,
         defers: bool = False,
+        passes: str = "",
     ) -> None:
         super().__init__()
         self.mesh, self.name, self.infers, self.counts, self.dim = mesh, schedule, infers, counts, dim
         self.evaluates = evaluates and schedule not in BACK_AND_FORTH
         self.defers = defers and schedule in IN_ORDER
         self.whole_loss, self.takes_mean = chain.loss, chain.takes_mean and not counts
-        self.adds_weights = chain.adds_weights
+        self.adds_weights, self.passes = chain.adds_weights and passes != "addend", passes
         self.losses: list[torch.Tensor] = []
         self.layers = nn.ModuleDict()
         self.stages: dict[int, Any] = {}
@@ -101,7 +122,8 @@ class Pipeline(nn.Module):
         self.num_stages = num_ranks * len(numbers)
         for number in numbers:
             own = torch.arange(len(chain.layers)).tensor_split(self.num_stages)[number].tolist()
-            self.stages[number] = Stage([chain.layers[layer] for layer in own])
+            layers, is_last = [chain.layers[layer] for layer in own], number == self.num_stages - 1
+            self.stages[number] = Stage(layers, passes=passes, is_last=is_last)
             self.layers.update({str(layer): chain.layers[layer] for layer in own})
 
     @property
@@ -130,7 +152,8 @@ class Pipeline(nn.Module):
         kind: Any = schedules.get_schedule_class(self.name)
         own = stages[0] if self.name in ONE_STAGE else stages
         rows = microbatch.TensorChunkSpec.from_tuple((self.dim,))
-        specs: dict[str, Any] = {"args_chunk_spec": rows, "output_merge_spec": rows} if self.dim else {}
+        inputs = rows * 2 if self.passes == "addend" else rows
+        specs: dict[str, Any] = {"args_chunk_spec": inputs, "output_merge_spec": rows} if self.dim else {}
         if self.dim and self.adds_weights:
             specs["kwargs_chunk_spec"] = microbatch.TensorChunkSpec.from_dict({"addend": self.dim})
         if self.defers:
@@ -142,8 +165,10 @@ class Pipeline(nn.Module):
 
         given: dict[str, Any] = {"group": self.mesh.get_group()}
         if not self.infers:
-            hidden = row.clone(memory_format=torch.contiguous_format).requires_grad_()
-            given |= {"input_args": hidden if number else row, "output_args": hidden}
+            whole = row.clone(memory_format=torch.contiguous_format).requires_grad_()
+            hidden, first = passed(self.passes, whole, row), (row, row) if self.passes == "addend" else row
+            is_last = number == self.num_stages - 1
+            given |= {"input_args": hidden if number else first, "output_args": whole if is_last else hidden}
         return PipelineStage(stage, number, self.num_stages, row.device, **given)
 
 
@@ -155,7 +180,9 @@ def stages_of(rank: int, num_ranks: int, schedule: str) -> tuple[int, ...]:
 
 
 def pipelined(chain: Chain, mesh: DeviceMesh, *, schedule: str, infers: bool, evaluates: bool = False) -> nn.Module:
-    return Pipeline(chain, mesh, schedule, infers=infers, evaluates=evaluates)
+    """Divides the chain. If exactly one of `infers` and `evaluates` is True, stages pass two tensors."""
+    passes = "halves" if infers != evaluates else ""
+    return Pipeline(chain, mesh, schedule, infers=infers, evaluates=evaluates, passes=passes)
 
 
 def sharded_pipelined(
@@ -177,16 +204,18 @@ def with_sharded_stages(pipeline: Pipeline, mesh: DeviceMesh, *, recomputes: boo
     return pipeline
 
 
-def replicated_pipelined(
-    chain: Chain, mesh: DeviceMesh, *, schedule: str, infers: bool, dim: int, defers: bool
-) -> nn.Module:
+def replicated_pipelined(chain: Chain, mesh: DeviceMesh, *, schedule: str, receives: str, dim: int) -> nn.Module:
     """Divides the chain along the axis 'pp' of the mesh, and wraps each stage in DistributedDataParallel along 'dp'.
 
-    GPipe does not infer shapes, because the reducer of DistributedDataParallel then raises in a later forward
-    (finding 156).
+    Args:
+        receives: If 'late', ranks receive as late as they can. If 'inferred', stages infer the shapes that they
+            receive. Weights that the chain adds are then no keyword, but pass from stage to stage. GPipe does not
+            infer, because the reducer of DistributedDataParallel then raises in a later forward (finding 156).
     """
-    infers = infers and schedule != "GPipe"
-    pipeline = Pipeline(chain, mesh["pp"], schedule, infers=infers, dim=dim, defers=defers)
+    infers = receives == "inferred"
+    passes = "addend" if infers and chain.adds_weights else ""
+    how: dict[str, Any] = {"infers": infers and schedule != "GPipe", "defers": receives == "late", "passes": passes}
+    pipeline = Pipeline(chain, mesh["pp"], schedule, dim=dim, **how)
     for number, stage in pipeline.stages.items():
         pipeline.stages[number] = DistributedDataParallel(stage, process_group=mesh.get_group("dp"))
     return pipeline
@@ -216,12 +245,13 @@ def called(module: Any, batch: dict[str, torch.Tensor], num_rows: int) -> tuple[
     """Runs the schedule once on some of `num_rows` rows. Returns (loss, output), which only one rank has."""
     x = batch["x"].movedim(0, module.dim)
     module.schedule = module.schedule or module.make_schedule(x)
-    inputs = (x,) if module.is_first else ()
+    addend = batch["weights"].movedim(0, module.dim)
+    inputs = ((x, addend) if module.passes == "addend" else (x,)) if module.is_first else ()
     named: dict[str, Any] = {"target": batch["weights"], "losses": module.losses} if module.is_last else {}
     if module.counts:
         named["loss_kwargs"] = {"num_rows": num_rows}
     if module.adds_weights:
-        named["addend"] = batch["weights"].movedim(0, module.dim)
+        named["addend"] = addend
     evaluated = module.schedule.eval(*inputs, **named) if module.evaluates else None
     trained = module.schedule.step(*inputs, **named, return_outputs=not module.evaluates)
     if not module.is_last:

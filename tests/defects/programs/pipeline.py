@@ -60,7 +60,7 @@ class Reversed(Pipeline):
     """Runs the layers of each stage in reverse order."""
 
     def make_stage(self, number: int, stage: Stage, row: torch.Tensor) -> Any:
-        return super().make_stage(number, Stage([*stage.layers][::-1]), row)
+        return super().make_stage(number, Stage([*stage.layers][::-1], passes=stage.passes, is_last=stage.is_last), row)
 
 
 def scaled(chain: Chain, mesh: DeviceMesh, *, schedule: str, infers: bool) -> nn.Module:
