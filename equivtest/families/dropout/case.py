@@ -38,6 +38,7 @@ class DropoutCase(ActivationCase):
             because torch computes the global shape of a plain tensor as local size times ranks.
         use_local_output: Option of SequenceParallel. If True, the output is a plain tensor instead of a DTensor.
         recomputed: Whether the backward computes the dropout again, by torch.utils.checkpoint.
+        reentrant: Whether the recomputation is a backward within the backward. It needs a gradient of x.
         requires_grad: ('x',) if x needs a gradient, () if it does not.
         x_contiguous, cotangent_contiguous: Whether the harness passes x, or the cotangent, contiguous in memory.
     """
@@ -53,6 +54,7 @@ class DropoutCase(ActivationCase):
     x_is_dtensor: bool = True
     use_local_output: bool = False
     recomputed: bool = False
+    reentrant: bool = False
     requires_grad: Annotated[tuple[str, ...], OneOf(X_ALONE)] = ("x",)
     x_contiguous: bool = True
     cotangent_contiguous: bool = True
@@ -60,6 +62,10 @@ class DropoutCase(ActivationCase):
     def check_fields(self) -> None:
         numel = math.prod(self.shape)
         require(numel <= MAX_DROPOUT_NUMEL, f"x must have at most {MAX_DROPOUT_NUMEL} elements, got {numel}")
+        require(
+            not self.reentrant or (self.recomputed and bool(self.requires_grad)),
+            "reentrant needs recomputed=True and a gradient of x",
+        )
         placed = isinstance(self.placement, Replicate | Shard)
         require(placed, f"layout must be replicate or shard(DIM), got {self.layout!r}")
         require(

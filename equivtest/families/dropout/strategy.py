@@ -45,6 +45,7 @@ def dropout_cases(draw: Draw, space: Space) -> DropoutCase:
         pick(draw, "training", (True, True, True, True, False)),
     )
     x_is_dtensor = pick(draw, "x_is_dtensor", (True, False))
+    recomputed, gradients = pick(draw, "recomputed", ("", "again", "reentrant")), pick_gradients(draw, ("x",))
     return DropoutCase(
         world_size=world_size,
         dtype=pick(draw, "dtype", space.dtypes),
@@ -56,8 +57,9 @@ def dropout_cases(draw: Draw, space: Space) -> DropoutCase:
         seeding=pick(draw, "seeding", ("by_shard", "by_shard", "same")),
         x_is_dtensor=x_is_dtensor or style == "dtensor" or not plain_will_do,
         use_local_output=pick(draw, "use_local_output", (False, True)) and style == "sequence_parallel",
-        recomputed=pick(draw, "recomputed", (False, True)),
-        **pick_gradients(draw, ("x",)),
+        recomputed=bool(recomputed),
+        reentrant=recomputed == "reentrant" and bool(gradients["requires_grad"]),
+        **gradients,
         **pick_run(draw, world_size, RANDOM_MODES if training and p > 0 else IDENTITY_MODES),
     )
 

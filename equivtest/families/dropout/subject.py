@@ -33,7 +33,7 @@ def parallel_dropout(case: DropoutCase, mesh: DeviceMesh, given: Given) -> Answe
     x = given["x"].detach().requires_grad_("x" in case.requires_grad)  # shares the harness's memory
     with seeded(mesh, int(given["seeds"])):
         given_x = as_dtensor(x, case, "x", mesh) if case.x_is_dtensor else x
-        output = checkpoint(layer, given_x, use_reentrant=False) if case.recomputed else layer(given_x)
+        output = checkpoint(layer, given_x, use_reentrant=case.reentrant) if case.recomputed else layer(given_x)
         run_backward(output, case, mesh, given["cotangent"])
     return dropout_answers(case, x, output)
 
