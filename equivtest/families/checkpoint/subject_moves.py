@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.tensor import DTensor
@@ -123,7 +124,10 @@ def _options(
     writer: FileSystemWriter | None = None
     if case.writer in SAFETENSORS:
         is_consolidated = case.writer == "consolidated"
-        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True, enable_consolidation=is_consolidated)
+        files = {name: number for number, name in enumerate(case.shapes_saved, 1)} if case.state != ONLY_X else None
+        writer = HuggingFaceStorageWriter(
+            str(folder), files, save_distributed=True, enable_consolidation=is_consolidated
+        )
     elif case.writer in WRITERS:
         writer = FileSystemWriter(folder, **WRITERS[case.writer])
     return {
@@ -138,13 +142,28 @@ def _options(
 
 
 def _save_async(case: CheckpointCase, saved: Tensors, folder: Path, group: dist.ProcessGroup) -> None:
-    """Saves copies, which are overwritten as soon as async_save has returned."""
+    """Saves copies, which are overwritten as soon as async_save has returned.
+
+    If torch makes the writer, one stager copies the tensors twice, first with other values.
+    """
     if "cpu" not in dist.get_backend_config(group):
         raise NotSupported("async_save needs a backend for the CPU, such as 'cpu:gloo,cuda:nccl'")
     copies = {name: copied(tensor) for name, tensor in saved.items()}
-    future: Any = async_save(state_of(case.state, copies, STEP), **_options(case, folder, group))
+    stager = DefaultStager(StagingOptions(*(False,) * 4)) if case.writer == "one file" else None
+    if stager is not None:
+        _spoil(copies)
+        earlier: Any = async_save(
+            state_of(case.state, copies, 0), **_options(case, folder / "0", group), async_stager=stager
+        )
+        earlier.result()
+        for name, tensor in copies.items():
+            _local(tensor).copy_(_local(saved[name]))
+    state = state_of(case.state, copies, STEP)
+    future: Any = async_save(state, **_options(case, folder, group), async_stager=stager)
     _spoil(copies)
     future.result()
+    if stager is not None:
+        stager.close()
 
 
 def _save_with_cached_plans(case: CheckpointCase, saved: Tensors, folder: Path, group: dist.ProcessGroup) -> Path:
@@ -164,4 +183,8 @@ def _save_with_cached_plans(case: CheckpointCase, saved: Tensors, folder: Path, 
 
 def _spoil(tensors: Tensors) -> None:
     for tensor in tensors.values():
-        (tensor.to_local() if isinstance(tensor, DTensor) else tensor).fill_(torch.nan)
+        _local(tensor).fill_(torch.nan)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
