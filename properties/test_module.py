@@ -345,7 +345,11 @@ fully_sharded_block_with_casts = module_property(
 )
 
 fully_sharded_block_from_rank_0 = module_property(
-    BUILD, f"{FULLY_SHARDED}_from_rank_0", x_shapes=((2, 2), (3, 2), (5, 2), (4, 3, 2)), needs_world=True
+    BUILD,
+    f"{FULLY_SHARDED}_from_rank_0",
+    x_shapes=((2, 2), (3, 2), (5, 2), (4, 3, 2)),
+    options={"meta": (True, False)},
+    needs_world=True,
 )
 
 WHOLE_MESH = "equivtest.programs.examples.whole_mesh:"

@@ -52,8 +52,8 @@ class CheckpointCase(Case):
             every rank has as a whole.
         loaded: Placement of the tensors into which the checkpoint is loaded, with the same names.
         writer: How the files are written: one file per rank, one file per tensor, or two files per rank by two threads.
-            'safetensors' is the format of Hugging Face, with a file for each of several tensors. 'consolidated' has
-            enable_consolidation too, so that the ranks' files become one.
+            'safetensors' is the format of Hugging Face, and 'consolidated' has enable_consolidation too, so that the
+            ranks' files become one. Ranks that load these alone find each tensor in another file.
         state: What is saved: 'x' alone, the 'pair' of x and y, or the pair with numbers and texts. These lie in
             'nested' dicts and lists, or in an object with the methods of torch's protocol Stateful. If 'not flattened',
             the planners have flatten_state_dict=False.

@@ -81,7 +81,7 @@ def load_by_torch(case: CheckpointCase, loaded: Tensors, folder: Path, group: di
         RuntimeError: a number or a text of the state, or the index of consolidated files, is wrong.
     """
     if case.writer == "consolidated":
-        _require_index(loaded, folder)
+        _require_index(loaded, folder, len(loaded) if case.loads == ALONE else 1)
     state, expected = (state_of(case.state, loaded, step) for step in (0, STEP))
     if case.loads == "partial":
         state["absent"] = expected["absent"] = torch.zeros(2, device=loaded["x"].device)
@@ -105,7 +105,7 @@ def load_by_torch(case: CheckpointCase, loaded: Tensors, folder: Path, group: di
         raise RuntimeError("a tensor that the checkpoint lacks was changed")
 
 
-def _require_index(loaded: Tensors, folder: Path) -> None:
+def _require_index(loaded: Tensors, folder: Path, num_files: int) -> None:
     """Raises RuntimeError unless the index names a file for each tensor, and the size of all tensors in bytes.
 
     torch reads the files without the index, but Hugging Face's transformers reads the index.
@@ -113,7 +113,8 @@ def _require_index(loaded: Tensors, folder: Path) -> None:
     index = json.loads((folder / "model.safetensors.index.json").read_text("utf-8"))
     size_bytes = sum(each.numel() * each.element_size() for each in loaded.values())
     is_right = index["weight_map"].keys() == loaded.keys() and index["metadata"]["total_size"] == size_bytes
-    if not is_right or not all((folder / file).is_file() for file in index["weight_map"].values()):
+    files = set(index["weight_map"].values())
+    if not is_right or len(files) != num_files or not all((folder / file).is_file() for file in files):
         raise RuntimeError(f"the index of the checkpoint of {size_bytes} bytes is {index}")
 
 
@@ -124,7 +125,7 @@ def _options(
     writer: FileSystemWriter | None = None
     if case.writer in SAFETENSORS:
         is_consolidated = case.writer == "consolidated"
-        files = {name: number for number, name in enumerate(case.shapes_saved, 1)} if case.state != ONLY_X else None
+        files = {name: number for number, name in enumerate(case.shapes_saved, 1)} if case.loads == ALONE else None
         writer = HuggingFaceStorageWriter(
             str(folder), files, save_distributed=True, enable_consolidation=is_consolidated
         )

@@ -390,14 +390,17 @@ def set_root_alone(root: Any) -> None:
     root.set_separate_reduce_scatter_group(recurse=False)
 
 
-def fully_sharded_from_rank_0(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def fully_sharded_from_rank_0(block: nn.Module, mesh: DeviceMesh, *, meta: bool = False) -> nn.Module:
     """Applies FSDP2, and loads into the shards the whole state that rank 0 alone has.
+
+    Args:
+        meta: Whether the parameters have no memory before. torch then assigns new ones.
 
     Source: set_model_state_dict and StateDictOptions in torch/distributed/checkpoint/state_dict.py (2.13.0).
     """
     whole = {name: tensor.clone() for name, tensor in block.state_dict().items()} if mesh.get_rank() == 0 else {}
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    return loaded(fully_sharded(block, mesh), whole, options)
+    return loaded(fully_sharded(block.to("meta") if meta else block, mesh), whole, options)
 
 
 @torch.no_grad()
