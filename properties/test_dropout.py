@@ -27,7 +27,8 @@ def on_all_ranks() -> tuple[DropoutCase, ...]:
     return tuple(
         DropoutCase(
             world_size=world_size, dtype=dtype, style="sequence_parallel", shape=(length, 64), layout="shard(0)",
-            values=(("dense", 0), ("real", 1)), recomputed=dtype in ("float64", "bfloat16"), reentrant=dtype == "bfloat16",
+            values=(("dense", 0), ("real", 1)),
+            recomputed=dtype in ("float64", "bfloat16"), reentrant=dtype == "bfloat16",
         )
         for world_size in (2, 3, 4)
         for dtype in limits.DTYPES

@@ -7,7 +7,10 @@ RowwiseParallel.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -17,6 +20,8 @@ from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
@@ -173,7 +178,8 @@ def sharded_sequence_parallel_from_state(block: nn.Module, mesh: DeviceMesh, *, 
     must divide the hidden features evenly: torch does not load a whole state into shards of different sizes.
 
     Args:
-        whole: Whether each rank gets the whole state. Otherwise each rank gets its shards of it.
+        whole: Whether torch gathers the whole state. Otherwise the ranks write their shards into files, and each rank
+            reads the whole state.
 
     Source: torch/distributed/checkpoint/state_dict.py, get_model_state_dict and set_model_state_dict; the docstring of
     _StridedShard._shard_tensor in torch/distributed/tensor/placement_types.py (2.13.0).
@@ -186,7 +192,35 @@ def sharded_sequence_parallel_from_state(block: nn.Module, mesh: DeviceMesh, *, 
         evaluated(x)
     options = StateDictOptions(full_state_dict=whole)
     saved = get_model_state_dict(evaluated, options=options)
-    return loaded(sharded_sequence_parallel(block, mesh), saved, options)
+    if not whole:
+        saved = read_whole(saved, mesh)
+    return loaded(sharded_sequence_parallel(block, mesh), saved, StateDictOptions(full_state_dict=True))
+
+
+def read_whole(state: dict[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
+    """Writes the shards of a state into files, and reads whole tensors."""
+    whole = {
+        name: torch.full(shard.shape, torch.nan, dtype=shard.dtype, device=shard.device)
+        for name, shard in state.items()
+    }
+    group = cast("Any", mesh)._flatten("all").get_group()
+    with shared_folder(group) as folder:
+        save(state, checkpoint_id=folder, process_group=group)
+        load(whole, checkpoint_id=folder, process_group=group)
+    return whole
+
+
+@contextmanager
+def shared_folder(group: distributed.ProcessGroup) -> Iterator[str]:
+    """Makes a temporary folder, which the group's first rank removes when all ranks are done."""
+    names = [tempfile.mkdtemp(prefix="resumed-") if distributed.get_rank(group) == 0 else ""]
+    distributed.broadcast_object_list(names, group=group, group_src=0)
+    try:
+        yield names[0]
+        distributed.barrier(group)
+    finally:
+        if distributed.get_rank(group) == 0:
+            shutil.rmtree(names[0], ignore_errors=True)
 
 
 def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:

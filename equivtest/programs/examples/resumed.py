@@ -10,14 +10,12 @@ torch/distributed/checkpoint/state_dict.py (2.13.0).
 from __future__ import annotations
 
 import copy
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -31,7 +29,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from equivtest.programs.examples.next_token import NextToken
-from equivtest.programs.examples.plans import fully_sharded_by_layers
+from equivtest.programs.examples.plans import fully_sharded_by_layers, shared_folder
 from equivtest.programs.examples.token_mean import TokenMean
 
 SGD: tuple[dict[str, Any], dict[str, Any]] = ({"lr": 0.0625, "momentum": 0.25}, {"lr": 0.25, "momentum": 0.5})
@@ -180,9 +178,10 @@ class Resumable(torch.optim.Optimizer):
         While a parameter has a gradient, torch makes no state for a new optimizer (`_init_optim_state`). So it has no
         place for a flat or a whole state.
         """
+        kept = {id(each) for each in except_for}
         for parameter in self.module.parameters():
             assert isinstance(parameter, DTensor)
-            if not any(parameter is each for each in except_for):
+            if id(parameter) not in kept:
                 parameter.to_local().detach().fill_(torch.nan)
             parameter.grad = None
 
@@ -201,19 +200,6 @@ class Application:
         set_state_dict(
             self.module, self.optimizers, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
-
-
-@contextmanager
-def shared_folder(group: distributed.ProcessGroup) -> Iterator[str]:
-    """Makes a temporary folder, which the group's first rank removes when all ranks are done."""
-    names = [tempfile.mkdtemp(prefix="resumed-") if distributed.get_rank(group) == 0 else ""]
-    distributed.broadcast_object_list(names, group=group, group_src=0)
-    try:
-        yield names[0]
-        distributed.barrier(group)
-    finally:
-        if distributed.get_rank(group) == 0:
-            shutil.rmtree(names[0], ignore_errors=True)
 
 
 class Failure(Exception):
