@@ -67,8 +67,8 @@ replicated_pipelined_step = module_property(
     f"{PIPELINE}:mean_chain",
     f"{PIPELINE}_plan:replicated_pipelined",
     options={
-        "adds_weights": (False, True),
         "receives": ("", "inferred", "late"),
+        "adds_weights": (False, True),
         "dim": (0, 1),
         "schedule": ("GPipe", "1F1B", "Interleaved1F1B"),
     },
