@@ -68,7 +68,7 @@ def passed(passes: str, x: torch.Tensor, addend: Any) -> Any:
     if passes == "halves":
         # Copies, because a split backward raises if a stage returns a view (finding 172).
         return tuple(half.clone(memory_format=torch.contiguous_format) for half in x.tensor_split(2, dim=-1))
-    return (x.contiguous(), addend) if passes else x.contiguous()
+    return (x.contiguous(), addend.contiguous()) if passes else x.contiguous()
 
 
 class Pipeline(nn.Module):
