@@ -10,29 +10,46 @@ Source: torch/optim (2.13.0), the options and the implementations of each class.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.utils import clip_grad_value_
 from torch.optim.swa_utils import get_swa_avg_fn, get_swa_multi_avg_fn
 
-BETAS = {"betas": (0.5, 0.75)}
 DECAYED = {"weight_decay": 0.25}
+BETAS, LATER_BETAS = {"betas": (0.5, 0.75)}, {"betas": (0.25, 0.875)}
 UNLIKE: dict[str, dict[str, dict[str, Any]]] = {
-    "ASGD": {"plain": {"lambd": 0.25, "alpha": 2.0, "t0": 2.0}, "varied": {**DECAYED, "lambd": 0.0, "maximize": True}},
-    "Adadelta": {"plain": {"eps": 0.25}, "varied": {**DECAYED, "eps": 0.25, "maximize": True}},
+    "ASGD": {
+        "plain": {"lambd": 0.25, "alpha": 2.0, "t0": 1.0},
+        "varied": {**DECAYED, "lambd": 0.0, "t0": 0.0, "maximize": True},
+    },
+    "Adadelta": {"plain": {"rho": 0.75, "eps": 0.25}, "varied": {**DECAYED, "rho": 0.5, "eps": 0.5, "maximize": True}},
     "Adagrad": {"plain": {"lr_decay": 0.25}, "varied": {**DECAYED, "maximize": True}},
-    "Adam": {"plain": {**BETAS, **DECAYED}, "varied": {**BETAS, "amsgrad": True, "maximize": True}},
-    "AdamW": {"plain": {**BETAS, **DECAYED}, "varied": {**BETAS, **DECAYED, "amsgrad": True, "maximize": True}},
-    "Adamax": {"plain": BETAS, "varied": {**BETAS, **DECAYED, "maximize": True}},
-    "NAdam": {"plain": BETAS, "varied": {**BETAS, **DECAYED, "decoupled_weight_decay": True, "momentum_decay": 0.5}},
-    "RAdam": {"plain": {"betas": (0.5, 0.875)}, "varied": {**DECAYED, "betas": (0.5, 0.875), "maximize": True}},
-    "RMSprop": {"plain": {"momentum": 0.5}, "varied": {**DECAYED, "centered": True, "eps": 0.25}},
+    "Adam": {"plain": {**BETAS, **DECAYED}, "varied": {**LATER_BETAS, "amsgrad": True, "maximize": True}},
+    "AdamW": {
+        "plain": {**BETAS, **DECAYED},
+        "varied": {**LATER_BETAS, "weight_decay": 0.5, "amsgrad": True, "maximize": True},
+    },
+    "Adamax": {"plain": BETAS, "varied": {**LATER_BETAS, **DECAYED, "maximize": True}},
+    "NAdam": {
+        "plain": BETAS,
+        "varied": {**LATER_BETAS, **DECAYED, "decoupled_weight_decay": True, "momentum_decay": 0.5, "maximize": True},
+    },
+    "RAdam": {
+        "plain": {"betas": (0.5, 0.875), **DECAYED, "decoupled_weight_decay": True},
+        "varied": {"betas": (0.25, 0.875), "weight_decay": 0.5, "maximize": True},
+    },
+    "RMSprop": {
+        "plain": {"momentum": 0.5, "alpha": 0.75},
+        "varied": {**DECAYED, "alpha": 0.5, "centered": True, "eps": 0.25, "maximize": True},
+    },
     "SGD": {
         "plain": {**DECAYED, "momentum": 0.5, "dampening": 0.25},
-        "varied": {"momentum": 0.5, "nesterov": True, "maximize": True},
+        "varied": {"momentum": 0.25, "nesterov": True, "maximize": True},
     },
 }
 """Optimizer -> name of a set of options -> the options in which it differs from `COMMON`.
@@ -40,14 +57,25 @@ UNLIKE: dict[str, dict[str, dict[str, Any]]] = {
 ASGD keeps its learning rate in float32, as lr / (1 + lambd * lr * step) ** alpha.  With most options the loop and
 foreach round it differently (finding 61).  With these the denominator is exact.
 """
-COMMON = {"lr": 0.125, "eps": 0.125}
+COMMON, LATER_COMMON = {"lr": 0.125, "eps": 0.125}, {"lr": 0.25, "eps": 0.0625}
+"""Options of the first group of an optimizer, and of the second."""
+DEFAULTS = {"Adagrad": {"initial_accumulator_value": 0.25}}
+"""Options that torch takes from the optimizer's defaults, even if a group has them."""
+WAYS = ("foreach", "fused")
 WITHOUT_EPS = frozenset({"ASGD", "SGD"})
 CLIPPED, LARGEST = "Adadelta", 0.5
 """The optimizer before whose updates gradients are clipped by value, and the largest value."""
 AVERAGED = "Adamax"
 """The optimizer after whose updates the parameter becomes the average of its values after all updates so far."""
-UPDATES = {"RAdam": 6}
-"""Optimizer -> number of its updates in one step, if not 2.  RAdam's sixth update is its first with `eps`."""
+ROUNDED = ("ASGD", "NAdam")
+"""The optimizers that resume only in float32. In another dtype torch changes a number in their states (finding 161)."""
+AVERAGE = "ax"
+"""Name of a state of ASGD, the average of its updated parameters."""
+UPDATES = {"ASGD": 3, "RAdam": 6}
+"""Optimizer -> number of its updates in one step, if not 2.
+
+ASGD does not average before its fourth update. RAdam's sixth update is its first with `eps`.
+"""
 
 
 class ManyTrained(nn.Module):
@@ -79,7 +107,10 @@ class Together(torch.optim.Optimizer):
     """Several optimizers in one. A step makes two or more updates by each, from the same gradients.
 
     Each optimizer trains a float64 copy of its late parameter, beside a parameter of the module. The first update
-    leaves out the copy, which has no state yet in the second one.
+    leaves out the copy, which has no state yet in the second one. In the second step each optimizer gets another copy,
+    in a group with the other options of the optimizer. The late parameter becomes the mean of its copies.
+
+    In a step of a parallel module, optimizers resume after their first update: their states are loaded into new ones.
 
     Attributes:
         late: The copied parameter of each optimizer.
@@ -89,27 +120,38 @@ class Together(torch.optim.Optimizer):
     def __init__(self, module: Any) -> None:
         self.optimizers = [_made(module, name) for name in UNLIKE]
         self.late = [module.late[name] for name in UNLIKE]
+        self.others = "varied" if module.options == "plain" else "plain"
         self.averages: list[torch.Tensor] = []
-        self.num_averaged = 0
+        self.num_averaged = self.num_steps = 0
         groups = [group for each in self.optimizers for group in each.param_groups]
         super().__init__([*groups, {"params": self.late}], {})
 
     def step(self, closure: Any = None) -> Any:
-        for each, late in zip(self.optimizers, self.late, strict=True):
-            name, (group,) = type(each).__name__, each.param_groups
-            _, copy = group["params"]
-            copy.grad = late.grad.double()
+        for number, late in enumerate(self.late):
+            each = self.optimizers[number]
+            name, (group, *_) = type(each).__name__, each.param_groups
+            if self.num_steps == 1:
+                ways = {way: group[way] for way in WAYS if way in group}
+                options = options_of(name, self.others, LATER_COMMON)
+                each.add_param_group({"params": late.detach().double(), **options, **ways})
+            _, *copies = (parameter for group in each.param_groups for parameter in group["params"])
+            for each_copy in copies:
+                each_copy.grad = late.grad.double()
             if name == CLIPPED:
-                clip_grad_value_(group["params"], LARGEST, foreach=group["foreach"])
-            withheld, copy.grad = copy.grad, None
+                clip_grad_value_([*group["params"], *copies[1:]], LARGEST, foreach=group["foreach"])
+            withheld, copies[0].grad = copies[0].grad, None
             each.step()
-            copy.grad = withheld
+            copies[0].grad = withheld
+            if isinstance(late, DTensor) and (name not in ROUNDED or late.dtype == torch.float32):
+                each = self.optimizers[number] = resumed(each)
             for _ in range(UPDATES.get(name, 2) - 1):
                 each.step()
             if name == AVERAGED:
                 self.average(group["params"], foreach=group["foreach"])
+            averages = [each.state[copy][AVERAGE] for copy in copies if AVERAGE in each.state[copy]]
             with torch.no_grad():
-                late.copy_(copy)
+                late.copy_(torch.stack([*copies, *averages]).mean(0))
+        self.num_steps += 1
 
     @torch.no_grad()
     def average(self, parameters: list[torch.Tensor], *, foreach: bool) -> None:
@@ -133,9 +175,24 @@ def by_all(module: Any) -> torch.optim.Optimizer:
 
 
 def _made(module: Any, name: str) -> torch.optim.Optimizer:
-    options: dict[str, Any] = {key: value for key, value in COMMON.items() if key != "eps" or name not in WITHOUT_EPS}
-    options |= UNLIKE[name][module.options]
-    options |= {"fused": True} if name == module.fused else {"foreach": bool(module.fused)}
-    kind: Any = getattr(torch.optim, name)
-    made: torch.optim.Optimizer = kind([module.parts[name], module.late[name].detach().double()], **options)
+    """Makes an optimizer whose options are given for its group. Its defaults are torch's."""
+    way = {"fused": True} if name == module.fused else {"foreach": bool(module.fused)}
+    parameters = [module.parts[name], module.late[name].detach().double()]
+    return new(getattr(torch.optim, name), [{"params": parameters, **options_of(name, module.options, COMMON), **way}])
+
+
+def new(kind: Any, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    made: torch.optim.Optimizer = kind(groups, **DEFAULTS.get(kind.__name__, {}))
+    return made
+
+
+def options_of(name: str, options: str, common: dict[str, Any]) -> dict[str, Any]:
+    taken = {key: value for key, value in common.items() if key != "eps" or name not in WITHOUT_EPS}
+    return taken | UNLIKE[name][options]
+
+
+def resumed(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Makes an optimizer with torch's options, and loads the options and the state of another optimizer."""
+    made = new(type(optimizer), [{"params": group["params"]} for group in optimizer.param_groups])
+    made.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     return made
