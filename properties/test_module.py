@@ -149,7 +149,6 @@ averaged_block = module_property(
     x_shapes=[(12, 2)],
     options={
         "average": ("mean", "exponential", "exponential of lists"),
-        "schedule": ("plateau", "swa", "cosine", "cycle", "chained", "in turn"),
     },
     batch="mean of parts",
     optimizer="equivtest.programs.examples.averaged:averaged",
