@@ -142,18 +142,35 @@ data_parallel_block_by_own_copies = module_property(
 
 TWO_OUTPUTS = "equivtest.programs.examples.gated:two_output_block"
 
-# The average of the parameters becomes the parameters after the third of four updates, whose rates follow a schedule.
+AVERAGED = "equivtest.programs.examples.averaged:"
+
+# The average of the parameters becomes the parameters after the third of four updates, whose rates follow schedules.
+# Autocast casts anew in each step what the unsharded module casts itself.
 averaged_block = module_property(
-    "equivtest.programs.examples.averaged:averaged_block",
-    DATA_PARALLEL,
+    f"{AVERAGED}averaged_block",
+    f"{AVERAGED}replicated",
     x_shapes=[(12, 2)],
     options={
         "average": ("mean", "exponential", "exponential of lists"),
+        "casts": (False, True),
     },
     batch="mean of parts",
-    optimizer="equivtest.programs.examples.averaged:averaged",
+    optimizer=f"{AVERAGED}averaged",
     steps=4,
     world_sizes=(2, 3),
+    examples=[
+        ModuleCase(
+            world_size=2,
+            build=f"{AVERAGED}averaged_block(average={average!r}, casts=True)",
+            parallelize=f"{AVERAGED}replicated",
+            x_shape=(12, 2),
+            batch="mean of parts",
+            optimizer=f"{AVERAGED}averaged",
+            steps=4,
+            values=(("real", 0),),
+        )
+        for average in ("mean", "exponential", "exponential of lists")
+    ],
 )
 
 # A communication hook of torch for each dtype; each is the mean of the gradients, under any setting.  In each dtype

@@ -9,14 +9,18 @@ Source: torch/optim/swa_utils.py, AveragedModel (2.13.0).
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.amp import custom_bwd, custom_fwd
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
 
 from equivtest.programs.examples.gated import BufferedBlock
-from equivtest.programs.examples.plans import spoil
+from equivtest.programs.examples.plans import data_parallel, spoil
 from equivtest.programs.examples.schedules import BASES, OTHER_BASES, Rates
 
 
@@ -31,6 +35,7 @@ AVERAGES: dict[str, Any] = {
 }
 """Name -> arguments of `AveragedModel`. Without `use_buffers` the buffers are copied."""
 
+NARROW, HALF = torch.bfloat16, torch.float16
 NUM_BEFORE_RESUME, NUM_BEFORE = 2, 3
 """Number of updates before the parallel module resumes, and before the averages become the parameters."""
 
@@ -38,17 +43,68 @@ NUM_BEFORE_RESUME, NUM_BEFORE = 2, 3
 class AveragedBlock(BufferedBlock):
     """A block with a buffer that names how it is averaged.
 
-    Args:
+    Attributes:
         average: A name in `AVERAGES`.
+        casts: Whether layers compute in 16 bits. No cast changes float64.
+        autocasts: Whether torch.autocast casts, as in the parallel module. If not, the block does.
     """
 
-    def __init__(self, average: str) -> None:
+    def __init__(self, *, average: str, casts: bool) -> None:
         super().__init__(2, 5)
-        self.average = average
+        self.average, self.casts, self.autocasts = average, casts, False
+
+    def change(self, x: torch.Tensor) -> Any:
+        if not self.casts:
+            return super().change(x)
+        narrow = partial(torch.Tensor.to, dtype=torch.float64 if x.dtype == torch.float64 else NARROW)
+        half = partial(torch.Tensor.to, dtype=torch.float64 if x.dtype == torch.float64 else HALF)
+        if self.autocasts:
+            with torch.autocast("cpu", NARROW):
+                with torch.autocast("cpu", HALF):
+                    gate = self.gate(x)
+                with torch.autocast("cpu", enabled=False):
+                    up = self.up(x)
+                gate = functional.relu(gate) + NarrowProduct.apply(x, self.gate.weight)
+                change = Product.apply(gate * up, self.down.weight)
+        else:
+            gate = functional.linear(half(x), half(self.gate.weight))
+            gate = functional.relu(gate) + functional.linear(narrow(x), narrow(self.gate.weight))
+            change = functional.linear(narrow(gate * self.up(x)), narrow(self.down.weight))
+        return change.to(x.dtype) * self.factor
 
 
-def averaged_block(*, average: str) -> nn.Module:
-    return AveragedBlock(average)
+class Product(torch.autograd.Function):
+    """Multiplies x by a transposed weight, with autocast if the caller has it."""
+
+    @staticmethod
+    @custom_fwd(device_type="cpu")
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return functional.linear(x, weight)
+
+    @staticmethod
+    @custom_bwd(device_type="cpu")
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        return gradient @ weight, gradient.t() @ x
+
+
+class NarrowProduct(Product):
+    """Same as `Product`, but always in bfloat16 under autocast."""
+
+    @staticmethod
+    @custom_fwd(device_type="cpu", cast_inputs=NARROW)
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return functional.linear(x, weight)
+
+
+averaged_block = AveragedBlock
+
+
+def replicated(block: AveragedBlock, mesh: DeviceMesh) -> nn.Module:
+    block.autocasts = True
+    return data_parallel(block, mesh)
 
 
 class Averaged(torch.optim.Optimizer):
