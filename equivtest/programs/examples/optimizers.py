@@ -1,6 +1,6 @@
 """A module that ten elementwise optimizers of torch.optim train, each with two separate parameters of two dtypes.
 
-Rprop, the eleventh, raises on DTensors (2.13.0).
+The module `whole_optimizers` has the other optimizers.
 
 torch has up to three implementations of an optimizer: a loop over the parameters, calls for lists of parameters
 (foreach), and one kernel (fused).  The unsharded module is trained by the loop.
@@ -19,6 +19,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.utils import clip_grad_value_
 from torch.optim.swa_utils import get_swa_avg_fn, get_swa_multi_avg_fn
+
+from equivtest.programs.examples.whole_optimizers import trained_number
 
 DECAYED = {"weight_decay": 0.25}
 BETAS, LATER_BETAS = {"betas": (0.5, 0.75)}, {"betas": (0.25, 0.875)}
@@ -69,6 +71,8 @@ AVERAGED = "Adamax"
 """The optimizer after whose updates the parameter becomes the average of its values after all updates so far."""
 ROUNDED = ("ASGD", "NAdam")
 """The optimizers that resume only in float32. In another dtype torch changes a number in their states (finding 161)."""
+MULTIPLIED, LIKE_NUMBER = "SGD", 512
+"""The optimizer whose late parameter the result of `whole_optimizers` multiplies, and a number like this result."""
 AVERAGE = "ax"
 """Name of a state of ASGD, the average of its updated parameters."""
 UPDATES = {"ASGD": 3, "RAdam": 6}
@@ -127,8 +131,8 @@ class Together(torch.optim.Optimizer):
         super().__init__([*groups, {"params": self.late}], {})
 
     def step(self, closure: Any = None) -> Any:
-        for number, late in enumerate(self.late):
-            each = self.optimizers[number]
+        for index, late in enumerate(self.late):
+            each = self.optimizers[index]
             name, (group, *_) = type(each).__name__, each.param_groups
             if self.num_steps == 1:
                 ways = {way: group[way] for way in WAYS if way in group}
@@ -143,7 +147,7 @@ class Together(torch.optim.Optimizer):
             each.step()
             copies[0].grad = withheld
             if isinstance(late, DTensor) and (name not in ROUNDED or late.dtype == torch.float32):
-                each = self.optimizers[number] = resumed(each)
+                each = self.optimizers[index] = resumed(each)
             for _ in range(UPDATES.get(name, 2) - 1):
                 each.step()
             if name == AVERAGED:
@@ -151,6 +155,9 @@ class Together(torch.optim.Optimizer):
             averages = [each.state[copy][AVERAGE] for copy in copies if AVERAGE in each.state[copy]]
             with torch.no_grad():
                 late.copy_(torch.stack([*copies, *averages]).mean(0))
+                if name == MULTIPLIED and self.num_steps == 0:
+                    number = trained_number(lists=group["foreach"], resumes=isinstance(late, DTensor))
+                    late.mul_(number / LIKE_NUMBER)
         self.num_steps += 1
 
     @torch.no_grad()
