@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -177,8 +178,8 @@ class ByGroups(Clipped):
 
 
 SCALES: dict[str, Any] = {"init_scale": 2.0**10, "backoff_factor": 0.125, "growth_factor": 4.0, "growth_interval": 2}
-SCALE = 2.0**9
-"""The scale after `SCALES`, one backward that overflows and two that do not: 2**10 / 8 * 4."""
+SCALE = 2.0**10
+"""The scale after `SCALES`, one backward that overflows, a doubling, and two backwards that do not: 2**10 / 8 * 2 * 4."""
 
 
 class Scaled(InOneCall):
@@ -186,6 +187,8 @@ class Scaled(InOneCall):
 
     The scaler's factors are not torch's defaults. Its state is loaded into a new scaler between two backwards without
     overflow, after which the scale grows. The reported loss is in proportion to the scale at the end of the step.
+
+    In every second step the scaler itself unscales the gradients, when it updates. Such a step clips scaled gradients.
     """
 
     copies = False
@@ -194,6 +197,8 @@ class Scaled(InOneCall):
         scaler = torch.amp.GradScaler(self.mesh.device_type, **SCALES)
         loss = self.module(**self.batch)["loss"]
         self.attempt(scaler, loss, overflows=True)
+        doubled = 2 * scaler.get_scale()
+        scaler.update(torch.tensor(doubled) if self.raises else doubled)
         self.optimizer.zero_grad()
         torch.autograd.backward(scaler.scale(loss), retain_graph=True)
         self.unscale_copies(scaler)
@@ -223,22 +228,42 @@ class Scaled(InOneCall):
         torch.autograd.backward(scaler.scale(loss), retain_graph=overflows)
         if overflows:
             self.overflow()
-        self.unscale(scaler)
-        norm = self.refused(loss) if overflows and self.raises else self.clip()
+            self.unscale_another(scaler)
+        if self.raises:
+            self.unscale(scaler)
+            norm = self.refused(loss) if overflows else self.clip()
+        else:
+            norm = self.clip_scaled(scaler.get_scale())
         self.update(scaler)
         return norm
 
+    def clip_scaled(self, scale: float) -> torch.Tensor:
+        """Clips gradients that are still scaled by a power of two. Returns the norm of the unscaled gradients."""
+        parameters = list(self.module.parameters())
+        norm = get_total_norm([each.grad for each in parameters if each.grad is not None], self.norm_type) / scale
+        clip_grads_with_norm_(parameters, MAX_NORM, norm, foreach=self.foreach)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def unscale_another(self, scaler: torch.amp.GradScaler) -> None:
+        """Unscales the finite gradient of another optimizer first. The scale must back off for the second."""
+        parameter = torch.nn.Parameter(torch.zeros((), device=self.like.device))
+        parameter.grad = torch.ones_like(parameter)
+        scaler.unscale_(torch.optim.SGD([parameter]))
+
     def refused(self, norm: torch.Tensor) -> torch.Tensor:
-        """Clips while one gradient is infinite. The clipping must raise on every rank. Returns `norm` unchanged.
+        """Clips while one gradient is infinite. Both clippings must raise on every rank. Returns `norm` unchanged.
 
         Raises:
             AssertionError: torch does not raise.
         """
-        try:
-            self.clip()
-        except RuntimeError:
-            return norm
-        raise AssertionError("error_if_nonfinite=True, a gradient is infinite, and get_total_norm did not raise")
+        parameters = list(self.module.parameters())
+        for clip in (self.clip, partial(clip_grad_norm_, parameters, MAX_NORM, error_if_nonfinite=True)):
+            try:
+                clip()
+            except RuntimeError:
+                continue
+            raise AssertionError("error_if_nonfinite=True, a gradient is infinite, and clipping did not raise")
+        return norm
 
     def overflow(self) -> None:
         """Makes one element of a gradient infinite on one rank. Each step takes another parameter."""

@@ -1,4 +1,4 @@
-"""Training of fixed tensors by optimizers whose updates no bound follows, because they are not elementwise or continuous.
+"""Training of fixed tensors by optimizers whose updates no bound follows: they are not elementwise, or not continuous.
 
 Each optimizer fits small tensors in float64, so that its result is one number. A rank may train by lists of tensors
 (foreach), and resumes: after two updates the state is loaded into a new optimizer. The unsharded module's optimizer
