@@ -77,10 +77,10 @@ every_optimizer = module_property(
 
 # Each rank updates some of the four parameters, and sends them to the others.
 zero_redundancy = module_property(
-    "equivtest.programs.examples.gated:gated_block",
+    f"{EXAMPLES}zero_redundancy:trained_block",
     f"{EXAMPLES}zero_redundancy:replicated",
     x_shapes=[(12, 2)],
-    options={"packs": (False, True)},
+    options={"trains_by": ("AdamW", "SGD"), "packs": (False, True)},
     optimizer=f"{EXAMPLES}zero_redundancy:scheduled",
     steps=3,
     world_sizes=(2, 4),

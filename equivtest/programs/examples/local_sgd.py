@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from equivtest.programs.examples.gated import GatedBlock
 
-PERIOD, NUM_COPIES = 4, 4
+PERIOD, WARM_UP, NUM_COPIES = 4, 1, 4
 
 
 class LocalBlock(GatedBlock):
@@ -42,18 +42,22 @@ def local_block(*, averager: str) -> nn.Module:
 class Local(torch.optim.Optimizer):
     """SGD on this rank's parameters, or on copies of the parameters of an unsharded module.
 
-    A step makes `PERIOD` updates from the same gradients. The first step makes one more. So the last update of each
-    step is the one after which all ranks average. After the first step, a parallel module resumes from a saved state.
+    A step makes `PERIOD` updates from the same gradients. The first step makes one more, and if the averager counts
+    from the end of its warm-up, `WARM_UP` more. So the last update of each step is the one after which all ranks average.
+    After the first step, a parallel module resumes from a saved state.
 
     Attributes:
         copies: Parameters that an optimizer of `inner` updates, with the factor of their gradients.
         num_updates: Number of updates so far.
+        first: Number of the first update after which all copies are averaged.
     """
 
     def __init__(self, module: Any) -> None:
         self.module, self.num_updates = module, 0
         self.parameters: list[nn.Parameter] = list(module.parameters())
         self.is_parallel = isinstance(module, DistributedDataParallel)
+        averager = getattr(module, "module", module).averager
+        self.first = WARM_UP if averager == "periodic" else 0
         if self.is_parallel:
             group = module.process_group
             self.copies: list[tuple[float, list[Any]]] = [(factor(group.rank(), group.size()), self.parameters)]
@@ -67,7 +71,8 @@ class Local(torch.optim.Optimizer):
         super().__init__(self.parameters, {})
 
     def made(self, parameters: list[Any]) -> Any:
-        sgd = torch.optim.SGD(parameters, lr=0.25, momentum=0.5, weight_decay=0.25, foreach=False)
+        groups = [{"params": parameters[:-1]}, {"params": parameters[-1:], "lr": 0.125, "weight_decay": 0.0}]
+        sgd = torch.optim.SGD(groups, lr=0.25, momentum=0.5, weight_decay=0.25, foreach=False)
         if not self.is_parallel:
             return sgd
         from torch.distributed.optim import PostLocalSGDOptimizer  # warns that torch.jit is deprecated
@@ -82,17 +87,17 @@ class Local(torch.optim.Optimizer):
                 if own is not parameter:
                     own.copy_(parameter)
                 own.grad = None if gradient is None else gradient * scale
-        for _ in range(PERIOD + (not self.num_updates)):
+        for _ in range(PERIOD + (0 if self.num_updates else self.first + 1)):
             for each in self.inner:
                 each.step()
-            self.average(self.num_updates)
+            self.average(self.num_updates - self.first)
             self.num_updates += 1
-        if self.is_parallel and self.num_updates == PERIOD + 1:
+        if self.is_parallel and self.num_updates == PERIOD + self.first + 1:
             self.resume()
 
     def average(self, number: int) -> None:
         """Averages the copies after the update with this number, first two by two, then all."""
-        if self.is_parallel or number % (PERIOD // 2):
+        if self.is_parallel or number < 0 or number % (PERIOD // 2):
             return
         groups: Sequence[list[int]] = ([0, 1], [2, 3]) if number % PERIOD else ([0, 1], [2, 3], [0, 1, 2, 3])
         for group in groups:
@@ -119,9 +124,9 @@ def factor(rank: int, num_ranks: int) -> float:
 def averager_of(module: Any) -> ModelAverager:
     group = module.process_group
     if module.module.averager == "periodic":
-        return PeriodicModelAverager(PERIOD, process_group=group)
+        return PeriodicModelAverager(PERIOD, WARM_UP, process_group=group)
     sizes = OrderedDict({PERIOD // 2: group.size() // 2, PERIOD: group.size()})
-    return HierarchicalModelAverager(sizes, process_group=group)  # type: ignore[no-untyped-call]
+    return HierarchicalModelAverager(sizes, WARM_UP, process_group=group)  # type: ignore[no-untyped-call]
 
 
 def local(module: nn.Module) -> torch.optim.Optimizer:

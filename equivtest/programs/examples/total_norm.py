@@ -179,7 +179,7 @@ class ByGroups(Clipped):
 
 SCALES: dict[str, Any] = {"init_scale": 2.0**10, "backoff_factor": 0.125, "growth_factor": 4.0, "growth_interval": 2}
 SCALE = 2.0**10
-"""The scale after `SCALES`, one backward that overflows, a doubling, and two backwards that do not: 2**10 / 8 * 2 * 4."""
+"""The scale after one backward that overflows, a doubling, and two backwards that do not: 2**10 / 8 * 2 * 4."""
 
 
 class Scaled(InOneCall):

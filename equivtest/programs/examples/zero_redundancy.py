@@ -16,15 +16,31 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from equivtest.programs.examples.gated import GatedBlock
+
 BIAS: dict[str, Any] = {"lr": 0.25, "weight_decay": 0.0}
-OTHERS: dict[str, Any] = {"lr": 0.5, "momentum": 0.5, "weight_decay": 0.25}
+OTHERS: dict[str, Any] = {"lr": 0.5, "weight_decay": 0.25}
+SGD: tuple[Any, dict[str, Any]] = (torch.optim.SGD, {"momentum": 0.5})
+ADAMW: tuple[Any, dict[str, Any]] = (torch.optim.AdamW, {"betas": (0.5, 0.75), "eps": 0.125, "amsgrad": True})
 
 FROZEN = "up.weight"
 """Name of the parameter that is frozen while the state is saved and the second optimizer is made."""
 
 
+class TrainedBlock(GatedBlock):
+    """A block that names the optimizer of each rank, 'SGD' or 'AdamW'."""
+
+    def __init__(self, trains_by: str) -> None:
+        super().__init__(2, 5)
+        self.trains_by = trains_by
+
+
+def trained_block(*, trains_by: str) -> nn.Module:
+    return TrainedBlock(trains_by)
+
+
 class Scheduled(torch.optim.Optimizer):
-    """SGD whose learning rates are halved after each update.
+    """SGD or AdamW whose learning rates are halved after each update.
 
     Attributes:
         inner: The optimizer that updates. A replicated module has a ZeroRedundancyOptimizer.
@@ -46,13 +62,16 @@ class Scheduled(torch.optim.Optimizer):
         return made
 
     def made_for(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        kind, options = SGD if getattr(self.module, "module", self.module).trains_by == "SGD" else ADAMW
+        options = OTHERS | options
         if not isinstance(self.module, DistributedDataParallel):
-            return torch.optim.SGD(parameters, **OTHERS)
+            made: torch.optim.Optimizer = kind(parameters, **options)
+            return made
         from torch.distributed.optim import ZeroRedundancyOptimizer  # warns that torch.jit is deprecated
 
         packs, group = bool(self.module.packs), self.module.process_group
         return ZeroRedundancyOptimizer(
-            parameters, torch.optim.SGD, process_group=group, parameters_as_bucket_view=packs, **OTHERS
+            parameters, kind, process_group=group, parameters_as_bucket_view=packs, **options
         )
 
     def step(self, closure: Any = None) -> Any:
