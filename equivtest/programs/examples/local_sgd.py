@@ -43,8 +43,8 @@ class Local(torch.optim.Optimizer):
     """SGD on this rank's parameters, or on copies of the parameters of an unsharded module.
 
     A step makes `PERIOD` updates from the same gradients. The first step makes one more, and if the averager counts
-    from the end of its warm-up, `WARM_UP` more. So the last update of each step is the one after which all ranks average.
-    After the first step, a parallel module resumes from a saved state.
+    from the end of its warm-up, `WARM_UP` more. So all ranks average after the last update of each step. After the
+    first step, a parallel module resumes from a saved state.
 
     Attributes:
         copies: Parameters that an optimizer of `inner` updates, with the factor of their gradients.
