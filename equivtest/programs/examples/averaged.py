@@ -64,8 +64,8 @@ class AveragedBlock(BufferedBlock):
                     gate = self.gate(x)
                 with torch.autocast("cpu", enabled=False):
                     up = self.up(x)
-                gate = functional.relu(gate) + NarrowProduct.apply(x, self.gate.weight)
-                change = Product.apply(gate * up, self.down.weight)
+                gate = functional.relu(gate) + narrow_product(x, self.gate.weight)
+                change = product(gate * up, self.down.weight)
         else:
             gate = functional.linear(half(x), half(self.gate.weight))
             gate = functional.relu(gate) + functional.linear(narrow(x), narrow(self.gate.weight))
@@ -77,13 +77,13 @@ class Product(torch.autograd.Function):
     """Multiplies x by a transposed weight, with autocast if the caller has it."""
 
     @staticmethod
-    @custom_fwd(device_type="cpu")
+    @custom_fwd(device_type="cpu")  # type: ignore[untyped-decorator]
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         return functional.linear(x, weight)
 
     @staticmethod
-    @custom_bwd(device_type="cpu")
+    @custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         x, weight = ctx.saved_tensors
         return gradient @ weight, gradient.t() @ x
@@ -93,12 +93,14 @@ class NarrowProduct(Product):
     """Same as `Product`, but always in bfloat16 under autocast."""
 
     @staticmethod
-    @custom_fwd(device_type="cpu", cast_inputs=NARROW)
+    @custom_fwd(device_type="cpu", cast_inputs=NARROW)  # type: ignore[untyped-decorator]
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         return functional.linear(x, weight)
 
 
+product: Any = Product.apply
+narrow_product: Any = NarrowProduct.apply
 averaged_block = AveragedBlock
 
 

@@ -71,7 +71,10 @@ class Local(torch.optim.Optimizer):
         super().__init__(self.parameters, {})
 
     def made(self, parameters: list[Any]) -> Any:
-        groups = [{"params": parameters[:-1]}, {"params": parameters[-1:], "lr": 0.125, "weight_decay": 0.0}]
+        groups: list[dict[str, Any]] = [
+            {"params": parameters[:-1]},
+            {"params": parameters[-1:], "lr": 0.125, "weight_decay": 0.0},
+        ]
         sgd = torch.optim.SGD(groups, lr=0.25, momentum=0.5, weight_decay=0.25, foreach=False)
         if not self.is_parallel:
             return sgd

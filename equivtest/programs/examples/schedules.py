@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -28,7 +28,7 @@ class Decay:
     def __init__(self, factor: float) -> None:
         self.factor = factor
 
-    def __call__(self, number: int) -> float:
+    def __call__(self, number: float) -> float:
         return 1 / (1 + self.factor * number)
 
 
@@ -77,7 +77,9 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
         inner, 0.5, epochs=3, steps_per_epoch=4, anneal_strategy="linear", three_phase=True,
         base_momentum=0.5, max_momentum=0.75,
     ),
-    "averaging": lambda inner: SWALR(inner, swa_lr=[0.125, 0.0625], anneal_epochs=8, anneal_strategy="linear"),
+    "averaging": lambda inner: SWALR(
+        inner, swa_lr=cast("Any", [0.125, 0.0625]), anneal_epochs=8, anneal_strategy="linear"
+    ),
     "averaging by cosine": lambda inner: SWALR(inner, swa_lr=0.125, anneal_epochs=6),
     "plateau": lambda inner: lr_scheduler.ReduceLROnPlateau(inner, factor=0.5, patience=1, threshold=0.25, cooldown=1),
     "high plateau": lambda inner: lr_scheduler.ReduceLROnPlateau(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -68,7 +68,7 @@ def trained(name: str, *, lists: bool, resumes: bool) -> list[nn.Parameter]:
             optimizer.load_state_dict(state)
         optimizer.zero_grad()
 
-        optimizer.step(partial(fit, parts, update, sparse=name in SPARSE))
+        optimizer.step(cast("Any", partial(fit, parts, update, sparse=name in SPARSE)))
     return parts
 
 
