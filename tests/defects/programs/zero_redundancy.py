@@ -19,7 +19,7 @@ wrong = Replacing("module")
 
 _FOUR_PARAMETERS = ModuleCase(
     world_size=2,
-    build="equivtest.programs.examples.gated:gated_block",
+    build="equivtest.programs.examples.zero_redundancy:trained_block(trains_by='SGD')",
     parallelize="equivtest.programs.examples.zero_redundancy:replicated(packs=False)",
     x_shape=(2, 2),
     batch=MEAN_OF_PARTS,
