@@ -219,7 +219,7 @@ data_parallel_block_by_hook = module_property(
             batch="mean of parts",
         )
         for ranks in (2, 4)
-        # With 15 rows each gradient has rank 2 or is zero. Otherwise PowerSGD of rank 2 is wrong (finding 167).
+        # With 15 rows each gradient has rank 2 or is zero. Otherwise PowerSGD of rank 2 is wrong (finding 163).
         for hook, num_rows in (("forgets", 4), ("barely", 4), ("of rank 2", 15))
     ],
 )

@@ -66,7 +66,7 @@ PASSED = ("", "halves", "addend")
 
 def passed(passes: str, x: torch.Tensor, addend: Any) -> Any:
     if passes == "halves":
-        # Copies, because a split backward raises if a stage returns a view (finding 172).
+        # Copies, because a split backward raises if a stage returns a view (finding 165).
         return tuple(half.clone(memory_format=torch.contiguous_format) for half in x.tensor_split(2, dim=-1))
     return (x.contiguous(), addend.contiguous()) if passes else x.contiguous()
 
@@ -227,7 +227,7 @@ def scheduled(
     """Runs one step of training by the schedule, which cuts the batch into micro-batches.
 
     The schedule runs twice before the update, each time on half of the rows, unless it divides the gradients. If it
-    did, the second run would divide the gradients of the first run again (finding 171).
+    did, the second run would divide the gradients of the first run again (finding 164).
     """
     (batch,) = micro_batches
     optimizer.zero_grad()

@@ -234,7 +234,7 @@ class Resumed(TokenMean):
     def run_failing(self) -> None:
         """Runs a backward that raises behind the embedding. Every other layer reduces its gradients before.
 
-        If a group of parameters is not reduced before, torch adds its gradients to the next ones. See finding 166.
+        If a group of parameters is not reduced before, torch adds its gradients to the next ones. See finding 162.
         """
         hook = self.module.embedding.register_forward_hook(fail_in_backward)
         with suppress(Failure):
