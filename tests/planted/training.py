@@ -375,7 +375,41 @@ BLIND_SIXTH: dict[str, WrongRule] = {
 }  # fmt: skip
 """Planted by a sixth author, who had read no case and no property."""
 
-WRONG = FIRST | LATER | BLIND | BLIND_AGAIN | BLIND_THIRD | OF_OPTIONS | BLIND_FOURTH | BLIND_FIFTH | BLIND_SIXTH
+BLIND_SEVENTH: dict[str, WrongRule] = {
+    # FSDP2
+    "registered_output_not_cast": WrongRule("a method that is registered as a forward returns what it computes, not what FSDP returns", "fsdp2", f"{FSDP2}_fully_shard:register_fsdp_forward_method", "return fsdp_state._post_forward(self, args, out)", "fsdp_state._post_forward(self, args, out)\n        return out", "pytorch 125394, pytorch 162851"),
+    "loss_of_second_output": WrongRule("a backward from an output that is not the first is not noticed", "fsdp2", f"{FSDP2}_fsdp_state:FSDPState._register_pre_backward_hook", "for t in tensors:", "for t in tensors[:1]:", "pytorch 80245, fairscale 967"),
+    "factor_lost_in_sums": WrongRule("set_force_sum_reduction_for_comms ignores the divide factor", "fsdp2", f"{COLLECTIVES}_get_gradient_divide_factors", "if factor is None:\n        factor = float", "if factor is None or not overflow_risk:\n        factor = float", "pytorch 155915, torchtitan 1793"),
+    "columns_gathered_as_rows": WrongRule("columns of a parameter that is sharded along dim 1 are gathered as rows", "fsdp2", f"{COLLECTIVES}foreach_all_gather_copy_out", "if fsdp_param.fsdp_placement.dim != 0:", "if fsdp_param.fsdp_placement.dim > 1:", "pytorch 136221, pytorch 157396"),
+    # DistributedDataParallel's hooks
+    "compressed_below_the_rate": WrongRule("PowerSGD takes min_compression_rate for a rate of the other direction", "ddp", f"{HOOKS}powerSGD_hook:_should_compress", "compressed_size * min_compression_rate < uncompressed_size", "compressed_size < uncompressed_size * min_compression_rate", "pytorch 52979, pytorch 52541"),
+    "local_steps_reduce_anyway": WrongRule("post-local SGD ignores post_local_gradient_allreduce=False", "ddp", f"{HOOKS}post_localSGD_hook:post_localSGD_hook", "if not state.post_local_gradient_allreduce:", "if False:", "pytorch 76723"),
+    # tensor parallel
+    "local_inputs_as_outputs": WrongRule("PrepareModuleInputOutput gives its module local inputs if it returns local outputs", "parallel", f"{TP}style:PrepareModuleInputOutput.__init__", "use_local_output=use_local_input", "use_local_output=use_local_output", "pytorch 150372"),
+    "whole_gradient_taken_for_sum": WrongRule("full_tensor ignores grad_placements", "parallel", "torch.distributed.tensor._api:DTensor.full_tensor", "_ToTorchTensor.apply(redist_res, grad_placements)", "_ToTorchTensor.apply(redist_res, None)", "pytorch 113925, pytorch 170527"),
+    "class_weights_in_loss_alone": WrongRule("loss_parallel's gradient of a mean ignores the weights of classes", "parallel", f"{TP}loss:_nll_loss_and_log_softmax_backward", "if weight is not None:", "if weight is not None and reduction == Reduction.SUM.value:", "pytorch 119877, Automodel 3853"),
+    # optimizers, schedules and averages
+    "rate_decays_early": WrongRule("Adagrad's rate decays in the first step already, foreach", "optimizer", "torch.optim.adagrad:_multi_tensor_adagrad", "(_get_value(step) - 1) * lr_decay", "_get_value(step) * lr_decay", "pytorch 59155, pytorch 69981"),
+    "beta_not_cycled": WrongRule("CyclicLR sets a momentum that Adam does not have", "training", f"{SCHEDULES}CyclicLR.get_lr", "if self.use_beta1:", "if False:", "pytorch 73910, pytorch 113548"),
+    "annealed_at_the_end": WrongRule("SWALR takes the present rate for an annealed one of this step", "training", "torch.optim.swa_utils:SWALR.get_lr", "(step - 1) / max(1, self.anneal_epochs)", "step / max(1, self.anneal_epochs)", "pytorch 47578, pytorch 47579"),
+    "period_from_step_0": WrongRule("the period of averaging begins with the first step, not after the warm-up", "training", "torch.distributed.algorithms.model_averaging.averagers:PeriodicModelAverager.average_parameters", "(self.step - self.warmup_steps) % self.period", "self.step % self.period", "pytorch 61207, pytorch 74894"),
+    # mixed precision
+    "backward_in_default_dtype": WrongRule("custom_bwd runs in autocast's default dtype", "training", f"{AMP}autocast_mode:custom_bwd", "dtype=args[0]._dtype,", "", "pytorch 87979, pytorch 88029"),
+    "used_scaler_keeps_its_scale": WrongRule("a scaler that has scaled does not load the scale", "training", f"{AMP}grad_scaler:GradScaler.load_state_dict", 'self._scale.fill_(state_dict["scale"])', "pass", "accelerate 4289, composer 1376"),
+    # recomputation and pipelines
+    "saved_in_reverse": WrongRule("selective recomputation takes the last saved output of an operator first", "training", "torch.utils.checkpoint:_CachedTorchDispatchMode.__torch_dispatch__", "idx = self.func_counter[key]", "idx = len(self.storage.get(key, ())) - 1 - self.func_counter[key]", "pytorch 125795, Paddle 20108"),
+    "gradient_of_first_output": WrongRule("a stage of several outputs has the gradient of its first output alone", "training", f"{PIPELINES}_backward:stage_backward", "for ov, gv in zip(output_val, grad_val):", "for ov, gv in zip(output_val[:1], grad_val):", "PiPPy 145, pytorch 170277"),
+    # distributed checkpoint
+    "first_values_saved_again": WrongRule("a stager that is used again writes the values of its first save", "training", f"{STATE}_state_dict_stager:StateDictStager._stage_untyped_storage", "cached_storage.copy_(storage, non_blocking=non_blocking)", "pass", "pytorch 155192, pytorch 183413"),
+    "behind_a_missing_key": WrongRule("a partial load ends with the first key that the checkpoint lacks", "training", f"{STATE}default_planner:create_default_local_load_plan", "else:\n                continue", "else:\n                break", "pytorch 148252, pytorch-lightning 20274"),
+    "states_in_order_of_the_model": WrongRule("get_optimizer_state_dict names states in the order of the model's parameters", "training", f"{STATE}state_dict:_get_optim_state_dict", "params = list(chain.from_iterable(g[_PARAMS] for g in optim.param_groups))", "params = list(model.parameters())", "pytorch 113673, torchtitan 3356"),
+    # differentiable collectives
+    "gathered_at_rank_0": WrongRule("the gradient of gather comes from rank 0, not from where it gathers", "training", "torch.distributed.nn.functional:_Gather.backward", "_Scatter.apply(ctx.dst,", "_Scatter.apply(0,", "pytorch 40762, pytorch 40702"),
+    "scattered_gradients_averaged": WrongRule("the gradient of a sum by reduce_scatter_single is that of a mean", "functional", f"{FUNCTIONAL}reduce_scatter_tensor_backward", "return wait_tensor(output), None", "return wait_tensor(output) / group_size, None", "pytorch 190007, pytorch 123989"),
+}  # fmt: skip
+"""Planted by a seventh author, who had read no case and no property."""
+
+WRONG = FIRST | LATER | BLIND | BLIND_AGAIN | BLIND_THIRD | OF_OPTIONS | BLIND_FOURTH | BLIND_FIFTH | BLIND_SIXTH | BLIND_SEVENTH
 
 OF_OPTIMIZERS = ("ddp_mlp", "fsdp2_mlp", "sequence_parallel_mlp_trains", "token_mean_step", "every_optimizer")
 PROPERTIES: dict[str, tuple[str, ...]] = {
