@@ -25,6 +25,7 @@ from tests.planted.training import (
     BLIND_AGAIN,
     BLIND_FIFTH,
     BLIND_FOURTH,
+    BLIND_SEVENTH,
     BLIND_SIXTH,
     BLIND_THIRD,
     FIRST,
@@ -80,7 +81,8 @@ def main(names: list[str]) -> None:
         "Rules that were planted by a third author who had read no case": BLIND_THIRD,
         "Rules that were planted by a fourth author who had read no case": BLIND_FOURTH,
         "Rules that were planted by a fifth author who had read no case": BLIND_FIFTH,
-        "Rules that were planted last by a sixth author who had read no case": BLIND_SIXTH,
+        "Rules that were planted by a sixth author who had read no case": BLIND_SIXTH,
+        "Rules that were planted last by a seventh author who had read no case": BLIND_SEVENTH,
         "Rules of options that no shipped property used before": OF_OPTIONS,
     }
     with Pool() as pool:

@@ -404,12 +404,23 @@ BLIND_SEVENTH: dict[str, WrongRule] = {
     "behind_a_missing_key": WrongRule("a partial load ends with the first key that the checkpoint lacks", "training", f"{STATE}default_planner:create_default_local_load_plan", "else:\n                continue", "else:\n                break", "pytorch 148252, pytorch-lightning 20274"),
     "states_in_order_of_the_model": WrongRule("get_optimizer_state_dict names states in the order of the model's parameters", "training", f"{STATE}state_dict:_get_optim_state_dict", "params = list(chain.from_iterable(g[_PARAMS] for g in optim.param_groups))", "params = list(model.parameters())", "pytorch 113673, torchtitan 3356"),
     # differentiable collectives
-    "gathered_at_rank_0": WrongRule("the gradient of gather comes from rank 0, not from where it gathers", "training", "torch.distributed.nn.functional:_Gather.backward", "_Scatter.apply(ctx.dst,", "_Scatter.apply(0,", "pytorch 40762, pytorch 40702"),
-    "scattered_gradients_averaged": WrongRule("the gradient of a sum by reduce_scatter_single is that of a mean", "functional", f"{FUNCTIONAL}reduce_scatter_tensor_backward", "return wait_tensor(output), None", "return wait_tensor(output) / group_size, None", "pytorch 190007, pytorch 123989"),
+    "gathered_at_rank_0": WrongRule("the gradient of gather comes from rank 0, not from the rank that gathers", "training", "torch.distributed.nn.functional:_Gather.backward", "_Scatter.apply(ctx.dst,", "_Scatter.apply(0,", "pytorch 40762, pytorch 40702"),
+    "scattered_gradients_averaged": WrongRule("the gradient of a sum by reduce_scatter_single is a mean", "functional", f"{FUNCTIONAL}reduce_scatter_tensor_backward", "return wait_tensor(output), None", "return wait_tensor(output) / group_size, None", "pytorch 190007, pytorch 123989"),
 }  # fmt: skip
 """Planted by a seventh author, who had read no case and no property."""
 
-WRONG = FIRST | LATER | BLIND | BLIND_AGAIN | BLIND_THIRD | OF_OPTIONS | BLIND_FOURTH | BLIND_FIFTH | BLIND_SIXTH | BLIND_SEVENTH
+WRONG = (
+    FIRST
+    | LATER
+    | BLIND
+    | BLIND_AGAIN
+    | BLIND_THIRD
+    | OF_OPTIONS
+    | BLIND_FOURTH
+    | BLIND_FIFTH
+    | BLIND_SIXTH
+    | BLIND_SEVENTH
+)
 
 OF_OPTIMIZERS = ("ddp_mlp", "fsdp2_mlp", "sequence_parallel_mlp_trains", "token_mean_step", "every_optimizer")
 PROPERTIES: dict[str, tuple[str, ...]] = {

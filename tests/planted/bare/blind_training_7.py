@@ -270,7 +270,7 @@ def gradient_of_first_output() -> Tensor:
 
 
 def first_values_saved_again() -> Tensor:
-    model, stager, folders = linear(1, 2), DefaultStager(StagingOptions(False, False, False, False)), []
+    model, stager, folders = linear(1, 2), DefaultStager(StagingOptions(*(False,) * 4)), []
     for _ in range(2):
         folders.append(shared_folder())
         dcp.async_save(model.state_dict(), checkpoint_id=folders[-1], async_stager=stager).result()
