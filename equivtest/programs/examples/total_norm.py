@@ -189,6 +189,7 @@ class Scaled(InOneCall):
     overflow, after which the scale grows. The reported loss is in proportion to the scale at the end of the step.
 
     In every second step the scaler itself unscales the gradients, when it updates. Such a step clips scaled gradients.
+    In the other steps the new scaler has scaled a loss before it loads the state.
     """
 
     copies = False
@@ -204,6 +205,8 @@ class Scaled(InOneCall):
         self.unscale_copies(scaler)
         scaler.update()
         state, scaler = scaler.state_dict(), torch.amp.GradScaler(self.mesh.device_type)
+        if self.raises:
+            scaler.scale(loss)
         scaler.load_state_dict(state)
         norm = self.attempt(scaler, loss, overflows=False)
         return {"loss": loss.detach() * (scaler.get_scale() / SCALE), "total_norm": norm}
