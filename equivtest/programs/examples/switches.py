@@ -13,22 +13,34 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 
 from equivtest.programs.examples.gated import BufferedBlock
+from equivtest.programs.examples.narrow import WIDE
 from equivtest.programs.examples.plans import average
 
 
 class ByMethod(nn.Module):
-    """Calls a method of its block that is not `forward`: y = x + block.change(x)."""
+    """Calls a method of its block that is not `forward`: y = x + block.change(x).
+
+    Attributes:
+        widens: Whether the module casts the change to float64, which changes no value.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.block = BufferedBlock(2, 5)
+        self.widens = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = x + self.block.change(x)
-        return output
+        change: torch.Tensor = self.block.change(x)
+        return x + (change.to(WIDE) if self.widens else change)
 
 
 by_method = ByMethod
@@ -45,6 +57,8 @@ def fully_sharded_by_switches(
     gathers_early: bool = False,
 ) -> nn.Module:
     """Shards the layers of the block, and then the block, whose method `change` counts as a forward.
+
+    FSDP2 casts what this method returns to float64.
 
     Args:
         together: Whether two layers are sharded as one group of parameters. Otherwise each is sharded alone.
@@ -63,7 +77,8 @@ def fully_sharded_by_switches(
     groups: Any = [[block.gate, block.up], [block.down]] if together else [[each] for each in block.children()]
     for group in groups:
         fully_shard(group if len(group) > 1 else group[0], ignored_params=ignored, **how)
-    sharded: Any = fully_shard(block, ignored_params=ignored, **how)
+    widened, module.widens = MixedPrecisionPolicy(output_dtype=WIDE), False
+    sharded: Any = fully_shard(block, ignored_params=ignored, mp_policy=widened, **how)
     register_fsdp_forward_method(sharded, "change")
     for name in names:
         sharded.get_parameter(name).register_post_accumulate_grad_hook(partial(average, mesh))
