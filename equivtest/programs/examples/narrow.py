@@ -32,7 +32,7 @@ RATIO = 2.0**-8
 
 
 class NarrowLayer(nn.Module):
-    """Returns b - W (x * gate), computed in bfloat16, and the gate. So a layer has two products and two outputs.
+    """Returns the gate and b - W (x * gate), computed in bfloat16. So a layer has two products and two outputs.
 
     Attributes:
         casts: Whether the layer casts its inputs and parameters. If not, they must be in bfloat16.
@@ -47,7 +47,7 @@ class NarrowLayer(nn.Module):
     def forward(self, x: torch.Tensor, *, gate: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         tensors: Any = (x, gate, self.weight, self.bias)
         x, gate, weight, bias = (each.to(NARROW) for each in tensors) if self.casts else tensors
-        return functional.linear(x * gate * -1.0, weight, bias), gate
+        return gate, functional.linear(x * gate * -1.0, weight, bias)
 
 
 class NarrowBlock(nn.Module):
@@ -64,8 +64,8 @@ class NarrowBlock(nn.Module):
         self.second = NarrowLayer(5, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden, gate = self.first(x, gate=x[..., :1])
-        change, _ = self.second(hidden, gate=gate)
+        gate, hidden = self.first(x, gate=x[..., :1])
+        _, change = self.second(hidden, gate=gate)
         output: torch.Tensor = x + change.to(x.dtype) * RATIO
         return output.to(WIDE) if self.widens else output
 
