@@ -180,7 +180,7 @@ data_parallel_block_by_hook = module_property(
     f"{DATA_PARALLEL}_by_hook",
     x_shapes=ROWS,
     options={
-        "hook": ("", "local_sgd", "before_local_sgd", "wrapped", "builtin"),
+        "hook": ("", "local_sgd", "before_local_sgd", "local_steps", "wrapped", "builtin"),
         **dict.fromkeys(("gradient_as_bucket_view", "static_graph", "find_unused_parameters"), (False, True)),
     },
     examples=[
@@ -231,7 +231,7 @@ composable_data_parallel_block = module_property(
     x_shapes=ROWS,
     options={
         "composable": (True,),
-        "hook": ("", "local_sgd", "before_local_sgd"),
+        "hook": ("", "local_sgd", "before_local_sgd", "local_steps"),
         **dict.fromkeys(("ignores", "gradient_as_bucket_view", "static_graph"), (False, True)),
     },
     examples=[

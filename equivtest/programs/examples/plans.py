@@ -260,7 +260,8 @@ def data_parallel_by_hook(
     Args:
         hook: If 'local_sgd', the hook of every dtype averages over a subgroup with all ranks, and its other group has
             this rank alone. If 'before_local_sgd', it averages over the group, and the subgroup has this rank alone.
-            If 'builtin', it is the all_reduce in C++. If 'wrapped', the hooks of 16 bits wrap the hook of float32, and
+            If 'local_steps', it first averages over the group, and then leaves each rank its own gradients. If
+            'builtin', it is the all_reduce in C++. If 'wrapped', the hooks of 16 bits wrap the hook of float32, and
             PowerSGD compresses matrices of one shape together. Other names in `POWERS` change PowerSGD alone.
         composable: Whether the function `replicate` changes the block itself, and DistributedDataParallel does not wrap
             it.
@@ -293,6 +294,9 @@ def data_parallel_by_hook(
         replicated = DistributedDataParallel(block, process_group=group, **settings)
     if hook == "builtin":
         replicated._register_builtin_comm_hook(cast("Any", distributed).BuiltinCommHookType.ALLREDUCE)
+    elif hook == "local_steps":
+        state = local_sgd.PostLocalSGDState(group, group, start_localSGD_iter=1, post_local_gradient_allreduce=False)
+        replicated.register_comm_hook(state, then_own(local_sgd.post_localSGD_hook, group))
     elif hook.endswith("local_sgd"):
         alone = distributed.new_group([distributed.get_rank()], use_local_synchronization=True)
         begins = hook == "local_sgd"
@@ -338,6 +342,23 @@ def scaled(hook: Any, scale: float) -> Any:
         return hook(state, bucket).then(lambda future: future.value().div_(scale))
 
     return scaled_hook
+
+
+def then_own(hook: Any, group: distributed.ProcessGroup) -> Any:
+    """Returns a hook that calls `hook` twice. The first call averages, and the second returns each rank's gradients.
+
+    Every second rank doubles its gradients before the second call and halves them after it, so a mean would be wrong.
+    """
+    factor = 1 + distributed.get_rank(group) % 2
+
+    def hook_then_own(state, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations
+        own = bucket.buffer().clone()
+        averaged = hook(state, bucket).wait().clone()
+        bucket.buffer().copy_(own * factor)
+        later = default_hooks._allreduce_fut(group, hook(state, bucket).wait() / factor)
+        return later.then(lambda future: (future.value() + averaged) / 2)
+
+    return hook_then_own
 
 
 class Waiting:
