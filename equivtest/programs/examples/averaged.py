@@ -59,6 +59,7 @@ class AveragedBlock(BufferedBlock):
         narrow = partial(torch.Tensor.to, dtype=torch.float64 if x.dtype == torch.float64 else NARROW)
         half = partial(torch.Tensor.to, dtype=torch.float64 if x.dtype == torch.float64 else HALF)
         if self.autocasts:
+            product, narrow_product = products()
             with torch.autocast("cpu", NARROW):
                 with torch.autocast("cpu", HALF):
                     gate = self.gate(x)
@@ -73,38 +74,55 @@ class AveragedBlock(BufferedBlock):
         return change.to(x.dtype) * self.factor
 
 
-class Product(torch.autograd.Function):
-    """Multiplies x by a transposed weight, with autocast if the caller has it."""
+def products() -> tuple[Any, Any]:
+    """Returns functions that multiply x by a transposed weight: with the caller's autocast, and always in bfloat16.
 
-    @staticmethod
-    @custom_fwd(device_type="cpu")  # type: ignore[untyped-decorator]
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        return functional.linear(x, weight)
+    Each call applies torch's decorators anew.
+    """
 
-    @staticmethod
-    @custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        return gradient @ weight, gradient.t() @ x
+    class Product(torch.autograd.Function):
+        @staticmethod
+        @custom_fwd(device_type="cpu")  # type: ignore[untyped-decorator]
+        def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x, weight)
+            return functional.linear(x, weight)
+
+        @staticmethod
+        @custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            x, weight = ctx.saved_tensors
+            return gradient @ weight, gradient.t() @ x
+
+    class NarrowProduct(Product):
+        @staticmethod
+        @custom_fwd(device_type="cpu", cast_inputs=NARROW)  # type: ignore[untyped-decorator]
+        def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x, weight)
+            return functional.linear(x, weight)
+
+    return Product.apply, NarrowProduct.apply
 
 
-class NarrowProduct(Product):
-    """Same as `Product`, but always in bfloat16 under autocast."""
+def require_half_in_backward(device: torch.device) -> None:
+    """Runs the backward of a product whose forward has float16, which is not autocast's default dtype.
 
-    @staticmethod
-    @custom_fwd(device_type="cpu", cast_inputs=NARROW)  # type: ignore[untyped-decorator]
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        return functional.linear(x, weight)
+    Raises:
+        AssertionError: the gradient is not an integer that float16 holds and bfloat16 does not.
+    """
+    product, _ = products()
+    x = torch.ones((1, 1), device=device, requires_grad=True)
+    with torch.autocast("cpu", HALF):
+        result = product(x, torch.full((1, 1), 1025.0, device=device))
+    (gradient,) = torch.autograd.grad(result.sum(), x)
+    if gradient.item() != 1025.0:
+        raise AssertionError(f"a backward after a forward in float16 returned {gradient.item()}, expected 1025.0")
 
 
-product: Any = Product.apply
-narrow_product: Any = NarrowProduct.apply
 averaged_block = AveragedBlock
 
 
 def replicated(block: AveragedBlock, mesh: DeviceMesh) -> nn.Module:
+    require_half_in_backward(next(block.parameters()).device)
     block.autocasts = True
     return data_parallel(block, mesh)
 
