@@ -343,7 +343,7 @@ fully_sharded_block_with_casts = module_property(
     x_shapes=((4, 2), (5, 2), (4, 3, 2)),
     options={
         **dict.fromkeys(("widens", "casts_in_layers", "replicas"), (False, True)),
-        "recomputes": ("", "composable", "to the end", "wrapped", "reentrant", "selective"),
+        "recomputes": ("", "composable", "to the end", "wrapped", "reentrant", "selective", "sharded"),
     },
     examples=[
         ModuleCase(

@@ -32,7 +32,9 @@ RATIO = 2.0**-8
 
 
 class NarrowLayer(nn.Module):
-    """Returns the gate and b - W (x * gate), computed in bfloat16. So a layer has two products and two outputs.
+    """Returns the gate and b - W (P x * gate), computed in bfloat16. So a layer has two products and two outputs.
+
+    The permutation P is an input of integers, which no layer casts.
 
     Attributes:
         casts: Whether the layer casts its inputs and parameters. If not, they must be in bfloat16.
@@ -44,8 +46,8 @@ class NarrowLayer(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_outputs))
         self.casts = True
 
-    def forward(self, x: torch.Tensor, *, gate: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        tensors: Any = (x, gate, self.weight, self.bias)
+    def forward(self, x: torch.Tensor, order: torch.Tensor, *, gate: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        tensors: Any = (x[..., order], gate, self.weight, self.bias)
         x, gate, weight, bias = (each.to(NARROW) for each in tensors) if self.casts else tensors
         return gate, functional.linear(x * gate * -1.0, weight, bias)
 
@@ -64,8 +66,9 @@ class NarrowBlock(nn.Module):
         self.second = NarrowLayer(5, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, hidden = self.first(x, gate=x[..., :1])
-        _, change = self.second(hidden, gate=gate)
+        order = torch.arange(4, -1, -1, device=x.device)
+        gate, hidden = self.first(x, order[-2:], gate=x[..., :1])
+        _, change = self.second(hidden, order, gate=gate)
         output: torch.Tensor = x + change.to(x.dtype) * RATIO
         return output.to(WIDE) if self.widens else output
 
@@ -76,7 +79,7 @@ narrow_block = NarrowBlock
 def fully_sharded_with_casts(
     block: NarrowBlock, mesh: DeviceMesh, *, casts_in_layers: bool, recomputes: str = "", replicas: bool = False
 ) -> nn.Module:
-    """Shards each layer and the block by FSDP2, with parameters in bfloat16.
+    """Shards each layer and the block by FSDP2, with parameters in bfloat16 and outputs of each layer in wide numbers.
 
     Between the forward and the backward, each two of an even number of ranks keep the parameters of a layer.
 
@@ -85,7 +88,8 @@ def fully_sharded_with_casts(
 
     Args:
         casts_in_layers: Whether the layers cast their inputs. Otherwise FSDP2 casts the inputs of each layer.
-        recomputes: How the backward recomputes each layer. See `recompute`.
+        recomputes: How the backward recomputes each layer. See `recompute`. If 'sharded', a wrapper has each layer that
+            is sharded, and not FSDP2 each layer that is wrapped.
         replicas: Whether each rank has the whole parameters, by the function `replicate`.
     """
     pairs = {} if replicas or mesh.size() % 2 else {"reshard_after_forward": 2}
@@ -93,10 +97,13 @@ def fully_sharded_with_casts(
     dtype = block.first.weight.dtype
     policy: dict[str, Any] = {"param_dtype": NARROW, "reduce_dtype": dtype}
     block.first.casts = block.second.casts = casts_in_layers
-    recompute(block, recomputes)
+    if recomputes != "sharded":
+        recompute(block, recomputes)
     for layer in (block.first, block.second):
-        cast = MixedPrecisionPolicy(**policy, cast_forward_inputs=not casts_in_layers)
+        cast = MixedPrecisionPolicy(**policy, output_dtype=dtype, cast_forward_inputs=not casts_in_layers)
         shard(layer, mesh=mesh, mp_policy=cast, **pairs)
+    if recomputes == "sharded":
+        recompute(block, "wrapped")
     outputs = {"output_dtype": WIDE} if block.widens else {**policy, "output_dtype": dtype}
     block.widens = False
     kept = MixedPrecisionPolicy(**outputs, cast_forward_inputs=False)
