@@ -25,6 +25,10 @@ from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_nor
 from equivtest.programs.examples.mixture import MAX_NORM
 from equivtest.programs.examples.mixture_plan import local
 
+SCALES: dict[str, Any] = {"init_scale": 2.0**10, "backoff_factor": 0.125, "growth_factor": 4.0, "growth_interval": 2}
+SCALE = 2.0**10
+"""The scale after one backward that overflows, a doubling, and two backwards that do not: 2**10 / 8 * 2 * 4."""
+
 
 class Clipped:
     """One step of training, which consists of forward, backward, clipping and update.
@@ -34,6 +38,7 @@ class Clipped:
         foreach: Argument of torch's functions. If True, torch takes several gradients in one operation. If None, torch
             decides. The value changes from step to step.
         raises: True if torch should raise when the norm is not finite.
+        disabled: A scaler that must change nothing.
         norm: Norm of all gradients before clipping.
     """
 
@@ -47,6 +52,7 @@ class Clipped:
         module.num_steps = self.number + 1
         self.foreach = (False, True, None)[self.number % 3]
         self.raises = self.number % 2 == 1
+        self.disabled = torch.amp.GradScaler(mesh.device_type, **SCALES, enabled=False)
         self.like = next(module.parameters())  # torch's norm of no gradients is a float32 on the CPU
 
     @classmethod
@@ -61,14 +67,16 @@ class Clipped:
         return cls(*given).run()
 
     def run(self) -> dict[str, torch.Tensor]:
-        loss: Any = self.optimizer.step(cast("Any", self.compute))
+        loss: Any = self.disabled.step(self.optimizer, self.compute)
+        self.disabled.update()
         return {"loss": loss.detach(), "total_norm": self.norm}
 
     def compute(self) -> torch.Tensor:
         """Computes and clips all gradients, as a closure that the optimizer calls. Returns the loss."""
         self.optimizer.zero_grad()
         loss: torch.Tensor = self.module(**self.batch)["loss"]
-        torch.autograd.backward(loss)
+        torch.autograd.backward(self.disabled.scale(loss))
+        self.disabled.unscale_(self.optimizer)
         self.norm = self.clip()
         return loss
 
@@ -177,11 +185,6 @@ class ByGroups(Clipped):
         return self.norm_of(norms)
 
 
-SCALES: dict[str, Any] = {"init_scale": 2.0**10, "backoff_factor": 0.125, "growth_factor": 4.0, "growth_interval": 2}
-SCALE = 2.0**10
-"""The scale after one backward that overflows, a doubling, and two backwards that do not: 2**10 / 8 * 2 * 4."""
-
-
 class Scaled(InOneCall):
     """Scales the loss by torch's GradScaler. An infinity on one rank alone must stop the update on all ranks.
 
@@ -195,7 +198,7 @@ class Scaled(InOneCall):
     copies = False
 
     def run(self) -> dict[str, torch.Tensor]:
-        scaler = torch.amp.GradScaler(self.mesh.device_type, **SCALES)
+        scaler = self.made_scaler()
         loss = self.module(**self.batch)["loss"]
         self.attempt(scaler, loss, overflows=True)
         doubled = 2 * scaler.get_scale()
@@ -210,6 +213,16 @@ class Scaled(InOneCall):
         scaler.load_state_dict(state)
         norm = self.attempt(scaler, loss, overflows=False)
         return {"loss": loss.detach() * (scaler.get_scale() / SCALE), "total_norm": norm}
+
+    def made_scaler(self) -> torch.amp.GradScaler:
+        """Makes a scaler by arguments, or in every second step by calls that set its factors."""
+        if self.raises:
+            return torch.amp.GradScaler(self.mesh.device_type, **SCALES)
+        scaler = torch.amp.GradScaler(self.mesh.device_type, init_scale=SCALES["init_scale"])
+        scaler.set_backoff_factor(SCALES["backoff_factor"])
+        scaler.set_growth_factor(SCALES["growth_factor"])
+        scaler.set_growth_interval(SCALES["growth_interval"])
+        return scaler
 
     def unscale_copies(self, scaler: torch.amp.GradScaler) -> None:
         """Unscales gradients of two dtypes in one call.
@@ -228,7 +241,8 @@ class Scaled(InOneCall):
     def attempt(self, scaler: torch.amp.GradScaler, loss: torch.Tensor, *, overflows: bool) -> torch.Tensor:
         """Runs backward, clipping and update, and returns the norm. If a gradient is infinite, no rank updates."""
         self.optimizer.zero_grad()
-        torch.autograd.backward(scaler.scale(loss), retain_graph=overflows)
+        (scaled,) = scaler.scale((loss,))
+        torch.autograd.backward(scaled, retain_graph=overflows)
         if overflows:
             self.overflow()
             self.unscale_another(scaler)
