@@ -106,16 +106,19 @@ def products() -> tuple[Any, Any]:
 def require_half_in_backward(device: torch.device) -> None:
     """Runs the backward of a product whose forward has float16, which is not autocast's default dtype.
 
+    Autocast decorates the forward.
+
     Raises:
-        AssertionError: the gradient is not an integer that float16 holds and bfloat16 does not.
+        AssertionError: the forward has another dtype, or the gradient is not an integer that float16 holds and bfloat16 does not.
     """
     product, _ = products()
     x = torch.ones((1, 1), device=device, requires_grad=True)
-    with torch.autocast("cpu", HALF):
-        result = product(x, torch.full((1, 1), 1025.0, device=device))
+    result = torch.autocast("cpu", HALF)(product)(x, torch.full((1, 1), 1025.0, device=device))
     (gradient,) = torch.autograd.grad(result.sum(), x)
-    if gradient.item() != 1025.0:
-        raise AssertionError(f"a backward after a forward in float16 returned {gradient.item()}, expected 1025.0")
+    if (result.dtype, gradient.item()) != (HALF, 1025.0):
+        raise AssertionError(
+            f"after a forward in {result.dtype} the gradient is {gradient.item()}, expected {HALF} and 1025.0"
+        )
 
 
 averaged_block = AveragedBlock
