@@ -31,13 +31,13 @@ class Weighted(nn.Module):
         self.register_buffer("factor", torch.tensor(-1.0))
 
     def forward(self, x: torch.Tensor) -> Any:
-        rows, total = self.weigh(x, self.weight)
+        rows, total = self.weigh(x, self.weight, dim=0)
         turned = self.turn(self.turn(rows, 1), 0)
         return self.number(turned * self.factor + self.bias), total
 
-    def weigh(self, x: torch.Tensor, weight: torch.Tensor) -> Any:
+    def weigh(self, x: torch.Tensor, weight: torch.Tensor, *, dim: int) -> Any:
         rows = functional.relu(x) * weight
-        return rows, rows.sum(0)
+        return rows, rows.sum(dim)
 
     def turn(self, rows: torch.Tensor, dim: int) -> Any:
         return rows.flip(dim)
@@ -76,7 +76,7 @@ def kept_by_turning(rows: Any, dim: int) -> list[tuple[list[Any], list[Any]]]:
 class WeightedByRows(Weighted):
     """A `Weighted` of DTensors, which computes the rows and their sum on local tensors."""
 
-    def weigh(self, x: torch.Tensor, weight: torch.Tensor) -> Any:
+    def weigh(self, x: torch.Tensor, weight: torch.Tensor, *, dim: int) -> Any:
         rows, whole, share = [Shard(0)], [Replicate()], [Partial()]
         own = local_map(
             super().weigh,
@@ -85,7 +85,7 @@ class WeightedByRows(Weighted):
             in_grad_placements=(rows, share),
             redistribute_inputs=True,
         )
-        return own(x, weight)
+        return own(x, weight, dim=dim)
 
     def turn(self, rows: torch.Tensor, dim: int) -> Any:
         return turned(rows, dim)

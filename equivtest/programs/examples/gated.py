@@ -112,12 +112,14 @@ class ScaledBlock(GatedBlock):
 
 
 class TwoBlocks(nn.Module):
-    """The pair (f(x), g(x)) of two blocks f and g with the same shapes."""
+    """The pair (f(x), g(x)) of two blocks f and g with the same shapes. In each, another weight is frozen."""
 
     def __init__(self, num_features: int, num_hidden: int) -> None:
         super().__init__()
         self.first = GatedBlock(num_features, num_hidden)
         self.second = GatedBlock(num_features, num_hidden)
+        for layer in (self.first.gate, self.second.down):
+            layer.weight.requires_grad = False
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.first(x), self.second(x)
