@@ -109,7 +109,8 @@ def require_half_in_backward(device: torch.device) -> None:
     Autocast decorates the forward.
 
     Raises:
-        AssertionError: the forward has another dtype, or the gradient is not an integer that float16 holds and bfloat16 does not.
+        AssertionError: the forward has another dtype, or the gradient is not an integer that float16 holds and
+            bfloat16 does not.
     """
     product, _ = products()
     x = torch.ones((1, 1), device=device, requires_grad=True)

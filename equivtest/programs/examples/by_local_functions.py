@@ -6,6 +6,7 @@ distribute_module in torch/distributed/tensor/_api.py (2.13.0).
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -99,6 +100,7 @@ def by_rows(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Divides the rows of x. The number of ranks must divide the number of rows, as local_map assumes.
 
     All ranks except the first have wrong parameters and buffers at first. distribute_module broadcasts the right ones.
+    They have a wrong x too, and from_local with `run_check` broadcasts the right one.
     """
     if mesh.get_local_rank():
         for tensor in (*module.parameters(), *module.buffers()):
@@ -108,7 +110,8 @@ def by_rows(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     whole = [Replicate()]
 
     def prepare(module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
-        return tuple(DTensor.from_local(each, mesh, whole) for each in inputs)
+        wrong = math.nan if mesh.get_local_rank() else 0.0
+        return tuple(DTensor.from_local(each + wrong, mesh, whole, run_check=True) for each in inputs)
 
     def gather(module: nn.Module, outputs: Any, mesh: DeviceMesh) -> Any:
         return tuple(each.redistribute(mesh, whole).to_local() for each in outputs)

@@ -38,7 +38,7 @@ def weight_learns_from_own_rows(module: nn.Module, mesh: DeviceMesh) -> nn.Modul
 
 
 class _OwnGradient(WeightedByRows):
-    def weigh(self, x: torch.Tensor, weight: torch.Tensor) -> Any:
+    def weigh(self, x: torch.Tensor, weight: torch.Tensor, *, dim: int) -> Any:
         rows, whole, share = [Shard(0)], [Replicate()], [Partial()]
         own = local_map(
             super(WeightedByRows, self).weigh,
@@ -46,7 +46,7 @@ class _OwnGradient(WeightedByRows):
             in_placements=(rows, whole),
             redistribute_inputs=True,
         )
-        return own(x, weight)
+        return own(x, weight, dim=dim)
 
 
 @wrong("shard order", _SMALLEST, _WHY)
