@@ -20,58 +20,15 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad_value_
 from torch.optim.swa_utils import get_swa_avg_fn, get_swa_multi_avg_fn
 
-from equivtest.programs.examples.whole_optimizers import trained_number
+from equivtest.programs.examples.optimizer_options import COMMON, LATER_COMMON, ROUNDED, UNLIKE, new, options_of
+from equivtest.programs.examples.whole_optimizers import trained_number, unsharded_number
 
-DECAYED = {"weight_decay": 0.25}
-BETAS, LATER_BETAS = {"betas": (0.5, 0.75)}, {"betas": (0.25, 0.875)}
-UNLIKE: dict[str, dict[str, dict[str, Any]]] = {
-    "ASGD": {
-        "plain": {"lambd": 0.25, "alpha": 2.0, "t0": 1.0},
-        "varied": {**DECAYED, "lambd": 0.0, "t0": 0.0, "maximize": True},
-    },
-    "Adadelta": {"plain": {"rho": 0.75, "eps": 0.25}, "varied": {**DECAYED, "rho": 0.5, "eps": 0.5, "maximize": True}},
-    "Adagrad": {"plain": {"lr_decay": 0.25}, "varied": {**DECAYED, "maximize": True}},
-    "Adam": {"plain": {**BETAS, **DECAYED}, "varied": {**LATER_BETAS, "amsgrad": True, "maximize": True}},
-    "AdamW": {
-        "plain": {**BETAS, **DECAYED},
-        "varied": {**LATER_BETAS, "weight_decay": 0.5, "amsgrad": True, "maximize": True},
-    },
-    "Adamax": {"plain": BETAS, "varied": {**LATER_BETAS, **DECAYED, "maximize": True}},
-    "NAdam": {
-        "plain": BETAS,
-        "varied": {**LATER_BETAS, **DECAYED, "decoupled_weight_decay": True, "momentum_decay": 0.5, "maximize": True},
-    },
-    "RAdam": {
-        "plain": {"betas": (0.5, 0.875), **DECAYED, "decoupled_weight_decay": True},
-        "varied": {"betas": (0.25, 0.875), "weight_decay": 0.5, "maximize": True},
-    },
-    "RMSprop": {
-        "plain": {"momentum": 0.5, "alpha": 0.75},
-        "varied": {**DECAYED, "alpha": 0.5, "centered": True, "eps": 0.25, "maximize": True},
-    },
-    "SGD": {
-        "plain": {**DECAYED, "momentum": 0.5, "dampening": 0.25},
-        "varied": {"momentum": 0.25, "nesterov": True, "maximize": True},
-    },
-}
-"""Optimizer -> name of a set of options -> the options in which it differs from `COMMON`.
-
-ASGD keeps its learning rate in float32, as lr / (1 + lambd * lr * step) ** alpha.  With most options the loop and
-foreach round it differently (finding 61).  With these the denominator is exact.
-"""
-COMMON, LATER_COMMON = {"lr": 0.125, "eps": 0.125}, {"lr": 0.25, "eps": 0.0625}
-"""Options of the first group of an optimizer, and of the second."""
-DEFAULTS = {"Adagrad": {"initial_accumulator_value": 0.25}}
-"""Options that torch takes from the optimizer's defaults, even if a group has them."""
 WAYS = ("foreach", "fused")
-WITHOUT_EPS = frozenset({"ASGD", "SGD"})
 CLIPPED, LARGEST = "Adadelta", 0.5
 """The optimizer before whose updates gradients are clipped by value, and the largest value."""
 AVERAGED = "Adamax"
 """The optimizer after whose updates the parameter becomes the average of its values after all updates so far."""
-ROUNDED = ("ASGD", "NAdam")
-"""The optimizers that resume only in float32. In another dtype torch changes a number in their states (finding 161)."""
-MULTIPLIED, LIKE_NUMBER = "SGD", 512
+MULTIPLIED, LIKE_NUMBER = "SGD", 2048
 """The optimizer whose late parameter the result of `whole_optimizers` multiplies, and a number like this result."""
 AVERAGE = "ax"
 """Name of a state of ASGD, the average of its updated parameters."""
@@ -156,7 +113,8 @@ class Together(torch.optim.Optimizer):
             with torch.no_grad():
                 late.copy_(torch.stack([*copies, *averages]).mean(0))
                 if name == MULTIPLIED and self.num_steps == 0:
-                    number = trained_number(lists=group["foreach"], resumes=isinstance(late, DTensor))
+                    resumes = isinstance(late, DTensor)
+                    number = trained_number(lists=group["foreach"], resumes=True) if resumes else unsharded_number()
                     late.mul_(number / LIKE_NUMBER)
         self.num_steps += 1
 
@@ -186,16 +144,6 @@ def _made(module: Any, name: str) -> torch.optim.Optimizer:
     way = {"fused": True} if name == module.fused else {"foreach": bool(module.fused)}
     parameters = [module.parts[name], module.late[name].detach().double()]
     return new(getattr(torch.optim, name), [{"params": parameters, **options_of(name, module.options, COMMON), **way}])
-
-
-def new(kind: Any, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    made: torch.optim.Optimizer = kind(groups, **DEFAULTS.get(kind.__name__, {}))
-    return made
-
-
-def options_of(name: str, options: str, common: dict[str, Any]) -> dict[str, Any]:
-    taken = {key: value for key, value in common.items() if key != "eps" or name not in WITHOUT_EPS}
-    return taken | UNLIKE[name][options]
 
 
 def resumed(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
