@@ -3,7 +3,7 @@
 Each schedule has an optimizer without gradients. A parallel module resumes: the states of all optimizers and schedules
 are loaded into new ones.
 
-Source: torch/optim/lr_scheduler.py; SWALR in torch/optim/swa_utils.py (2.13.0).
+Source: torch/optim/lr_scheduler.py; SWALR and update_bn in torch/optim/swa_utils.py (2.13.0).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
-from torch.optim.swa_utils import SWALR
+from torch.optim.swa_utils import SWALR, update_bn
 from torch.utils._python_dispatch import _disable_current_modes
 
 BASES, OTHER_BASES = (0.25, 0.5), (1.0, 2.0)
@@ -44,6 +44,14 @@ def _in_turn(inner: Any) -> Any:
         lr_scheduler.LambdaLR(inner, [Decay(0.5), Decay(0.25)]),
     ]
     return lr_scheduler.SequentialLR(inner, schedules, [1, 2, 8])
+
+
+def _begun(inner: Any) -> Any:
+    """Returns the optimizer with other rates than its initial ones, as a schedule after some steps has left it."""
+    for group in inner.param_groups:
+        group["initial_lr"] = group["lr"]
+        group["lr"] = group["lr"] * 0.75
+    return inner
 
 
 SCHEDULES: dict[str, Callable[[Any], Any]] = {
@@ -81,9 +89,20 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
         inner, swa_lr=cast("Any", [0.125, 0.0625]), anneal_epochs=8, anneal_strategy="linear"
     ),
     "averaging by cosine": lambda inner: SWALR(inner, swa_lr=0.125, anneal_epochs=6),
-    "plateau": lambda inner: lr_scheduler.ReduceLROnPlateau(inner, factor=0.5, patience=1, threshold=0.25, cooldown=1),
+    "plateau": lambda inner: lr_scheduler.ReduceLROnPlateau(
+        inner, factor=0.5, patience=1, threshold=0.25, cooldown=1, eps=0.1
+    ),
     "high plateau": lambda inner: lr_scheduler.ReduceLROnPlateau(
         inner, "max", factor=0.5, patience=0, threshold=0.5, threshold_mode="abs", min_lr=[0.1875, 0.0625]
+    ),
+    "steps from 2": lambda inner: lr_scheduler.StepLR(_begun(inner), 2, 0.5, last_epoch=2),
+    "linear from 1": lambda inner: lr_scheduler.LinearLR(_begun(inner), 0.5, 0.75, total_iters=5, last_epoch=1),
+    "cosine from 2": lambda inner: lr_scheduler.CosineAnnealingLR(
+        _begun(inner), T_max=5, eta_min=0.0625, last_epoch=2
+    ),
+    "even restarts": lambda inner: lr_scheduler.CosineAnnealingWarmRestarts(inner, T_0=3, eta_min=0.0625),
+    "cycles from 3": lambda inner: lr_scheduler.CyclicLR(
+        _begun(inner), 0.125, 0.5, step_size_up=2, base_momentum=0.5, last_epoch=3
     ),
 }  # fmt: skip
 """Name -> function that makes the schedule of an optimizer with two groups."""
@@ -91,7 +110,17 @@ OF_BETAS = ("cycles by iterations", "three phases")
 """Schedules of an optimizer whose momentum is the first of two betas."""
 OF_TENSORS = ("lambdas", "exponential", "in turn", "averaging by cosine")
 """Schedules of an optimizer whose rates are tensors."""
-CLOSED = ("steps", "milestones", "constant", "linear", "exponential", "polynomial", "cosine", "restarts")
+CLOSED = (
+    "steps",
+    "milestones",
+    "constant",
+    "linear",
+    "exponential",
+    "polynomial",
+    "cosine",
+    "restarts",
+    "even restarts",
+)
 """Schedules that jump to a number of steps at the end."""
 METRICS = (1.0, 0.8, 0.78, 1.25, 0.5, 1.0, 2.0, 2.25, 1.0)
 """Measurements before the steps of a plateau, over and over."""
@@ -105,12 +134,13 @@ class Rates:
 
     Attributes:
         num_steps: Number of steps of each schedule so far.
+        statistic: A number between 0 and 1 that counts as a momentum.
         means: The mean over all schedules, after each step since the last update.
     """
 
     @_disable_current_modes()  # no schedule depends on a tensor of the module
     def __init__(self, bases: tuple[float, ...] = BASES) -> None:
-        self.num_steps = 0
+        self.num_steps, self.statistic = 0, _statistic()
         self.optimizers = {name: _optimizer_of(name, bases) for name in SCHEDULES}
         self.schedules = {name: make(self.optimizers[name]) for name, make in SCHEDULES.items()}
         self.means = [self.mean()]
@@ -126,7 +156,7 @@ class Rates:
         return [
             {
                 "lr": _mean([float(rate) for rate in (*rates, *(group["lr"] for group in alike))]),
-                "momentum": _mean([_momentum(group) for group in alike]),
+                "momentum": _mean([self.statistic, *(_momentum(group) for group in alike)]),
             }
             for alike, rates in zip(groups, last, strict=True)
         ]
@@ -172,6 +202,18 @@ def _optimizer_of(name: str, bases: tuple[float, ...]) -> torch.optim.Optimizer:
     if name in OF_BETAS or name in OF_TENSORS:
         return torch.optim.Adam(groups, foreach=False)
     return torch.optim.SGD(groups, momentum=0.5, foreach=False)
+
+
+def _statistic() -> float:
+    """Returns a mean of what `update_bn` and a later batch leave in two layers, one of which has no momentum."""
+    model = nn.Sequential(nn.BatchNorm1d(2, momentum=0.5), nn.BatchNorm1d(2, momentum=None)).double()
+    first, *batches = [torch.linspace(-1, number, 8, dtype=torch.float64).view(4, 2) for number in range(4)]
+    model(first)
+    update_bn([batches[0], *((batch, "unused") for batch in batches[1:])], model.eval())
+    model(first)  # changes nothing
+    model[0].train()
+    model(first)
+    return float(torch.cat([each.double().flatten() for each in model.buffers()]).mean()) / 8
 
 
 def _mean(values: list[float]) -> float:
