@@ -361,7 +361,7 @@ fully_sharded_block_with_casts = module_property(
 )
 
 fully_sharded_block_from_rank_0 = module_property(
-    BUILD,
+    "equivtest.programs.examples.gated:signed_block",
     f"{FULLY_SHARDED}_from_rank_0",
     x_shapes=((2, 2), (3, 2), (5, 2), (4, 3, 2)),
     options={"meta": (True, False)},

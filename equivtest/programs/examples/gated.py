@@ -88,6 +88,19 @@ class BufferedBlock(GatedBlock):
         return super().change(x) * self.factor
 
 
+class SignedBlock(BufferedBlock):
+    """A buffered block whose change has other signs, which a buffer with one dim keeps."""
+
+    signs: torch.Tensor
+
+    def __init__(self, num_features: int, num_hidden: int) -> None:
+        super().__init__(num_features, num_hidden)
+        self.register_buffer("signs", torch.ones(num_features).index_fill(0, torch.tensor(0), -1.0))
+
+    def change(self, x: torch.Tensor) -> Any:
+        return super().change(x) * self.signs
+
+
 class Scale(nn.Module):
     """Multiplies each feature by a weight and adds a bias, as a norm does last."""
 
@@ -151,6 +164,10 @@ def gated_block() -> nn.Module:
 
 def buffered_block() -> nn.Module:
     return BufferedBlock(2, 5)
+
+
+def signed_block() -> nn.Module:
+    return SignedBlock(2, 5)
 
 
 def two_output_block() -> nn.Module:

@@ -32,9 +32,10 @@ RATIO = 2.0**-8
 
 
 class NarrowLayer(nn.Module):
-    """Returns the gate and b - W (P x * gate), computed in bfloat16. So a layer has two products and two outputs.
+    """Returns the number of outputs, the gate, and b + W (P x * gate * sign), computed in bfloat16.
 
-    The permutation P is an input of integers, which no layer casts.
+    So a layer has two products, and a number before the tensors that it takes and returns. The permutation P is an
+    input of integers, which no layer casts.
 
     Attributes:
         casts: Whether the layer casts its inputs and parameters. If not, they must be in bfloat16.
@@ -46,10 +47,12 @@ class NarrowLayer(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_outputs))
         self.casts = True
 
-    def forward(self, x: torch.Tensor, order: torch.Tensor, *, gate: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, sign: float, x: torch.Tensor, order: torch.Tensor, *, gate: torch.Tensor
+    ) -> tuple[int, torch.Tensor, torch.Tensor]:
         tensors: Any = (x[..., order], gate, self.weight, self.bias)
         x, gate, weight, bias = (each.to(NARROW) for each in tensors) if self.casts else tensors
-        return gate, functional.linear(x * gate * -1.0, weight, bias)
+        return len(bias), gate, functional.linear(x * gate * sign, weight, bias)
 
 
 class NarrowBlock(nn.Module):
@@ -67,8 +70,8 @@ class NarrowBlock(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         order = torch.arange(4, -1, -1, device=x.device)
-        gate, hidden = self.first(x, order[-2:], gate=x[..., :1])
-        _, change = self.second(hidden, order, gate=gate)
+        _, gate, hidden = self.first(-1.0, x, order[-2:], gate=x[..., :1])
+        _, _, change = self.second(-1.0, hidden, order, gate=gate)
         output: torch.Tensor = x + change.to(x.dtype) * RATIO
         return output.to(WIDE) if self.widens else output
 

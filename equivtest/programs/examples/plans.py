@@ -465,8 +465,8 @@ def spoil(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def loaded(sharded: nn.Module, state: dict[str, Any], options: StateDictOptions) -> nn.Module:
-    """Spoils all parameters of the module, and loads the state into them."""
-    spoil(sharded.parameters())
+    """Spoils all parameters and buffers of the module, and loads the state into them."""
+    spoil((*sharded.parameters(), *sharded.buffers()))
     set_model_state_dict(sharded, state, options=options)
     return sharded
 
