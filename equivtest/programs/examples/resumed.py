@@ -26,10 +26,11 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from equivtest.programs.examples.next_token import NextToken
-from equivtest.programs.examples.plans import fully_sharded_by_layers, shared_folder
+from equivtest.programs.examples.plans import fully_sharded, fully_sharded_by_layers, shared_folder
 from equivtest.programs.examples.token_mean import TokenMean
 
 SGD: tuple[dict[str, Any], dict[str, Any]] = ({"lr": 0.0625, "momentum": 0.25}, {"lr": 0.25, "momentum": 0.5})
@@ -72,15 +73,24 @@ def resumable(block: Any, mesh: DeviceMesh, *, state: str, together: bool) -> nn
             because in set_state_dict the ranks then wait for each other (finding 140). Files always have both.
     """
     block.form_of_state, block.loads_together = state, together and state != "rank 0"
+    if block.is_tied:
+        fully_shard([block.embedding, block.head], mesh=mesh, reshard_after_forward=together)
+        fully_shard(block.norm, mesh=mesh)
+        return fully_sharded(block, mesh)
     return fully_sharded_by_layers(block, mesh, reshard_after_forward=together)
 
 
 class ResumableNextToken(NextToken):
-    """A model of the next token that names its optimizers: 'SGD', 'AdamW', or 'both'. Of both, AdamW has the norm."""
+    """A model of the next token that names its optimizers: 'SGD', 'AdamW', or 'both'. Of both, AdamW has the norm.
+
+    If it has both, its embedding and its head share their weight.
+    """
 
     def __init__(self, optimizers: str) -> None:
         super().__init__()
-        self.optimizers = optimizers
+        self.optimizers, self.is_tied = optimizers, optimizers == "both"
+        if self.is_tied:
+            self.head.weight = self.embedding.weight
 
 
 def resumable_next_token(*, optimizers: str) -> nn.Module:
@@ -139,7 +149,7 @@ class Resumable(torch.optim.Optimizer):
                 state = get_optimizer_state_dict(self.module, self.inner, options=saves)
             copies = {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
             self.spoil()
-            self.module.load_state_dict(copies, assign=True)
+            self.module.load_state_dict(copies, assign=not self.module.is_tied)
             self.inner = self.made_again()
             set_optimizer_state_dict(self.module, self.inner, state, options=loads)
             return
@@ -225,7 +235,7 @@ class Resumed(TokenMean):
     optimizer: Resumable
 
     def begin(self) -> None:
-        if hasattr(self.module, "reset_iter_state"):  # since 2.13
+        if hasattr(self.module, "reset_iter_state") and not self.module.is_tied:  # since 2.13
             self.run_failing()
         if self.module.optimizers == "SGD" or self.optimizer.inner[0].state:
             self.optimizer.resume()
@@ -234,7 +244,8 @@ class Resumed(TokenMean):
     def run_failing(self) -> None:
         """Runs a backward that raises behind the embedding. Every other layer reduces its gradients before.
 
-        If a group of parameters is not reduced before, torch adds its gradients to the next ones. See finding 162.
+        If a group of parameters is not reduced before, torch adds its gradients to the next ones. See finding 162. The
+        group of a shared weight is none that can be reduced before.
         """
         hook = self.module.embedding.register_forward_hook(fail_in_backward)
         with suppress(Failure):
