@@ -49,14 +49,15 @@ class Application:
 
 
 def state_of(kind: str, tensors: Tensors, step: int) -> dict[str, Any]:
-    """Returns the state that the case saves. `step` determines its numbers and texts."""
+    """Returns the state that the case saves. `step` determines its numbers and texts. Some have a key of this rank."""
+    own = {f"rank {dist.get_rank()}": {"text": f"step {step} of rank {dist.get_rank()}"}}
     if kind == "nested":
         x, y = tensors.values()
-        return {"model": {"x": x, "others": [y, step, {"text": f"step {step}"}]}, "step": step}
+        return {"model": {"x": x, "others": [y, step, {"text": f"step {step}"}]}, "step": step, **own}
     if kind == "stateful":
         return {"application": Application(dict(tensors), step)}
     if kind == "not flattened":
-        return {**tensors, "step": step, "notes": {"text": f"step {step}"}}
+        return {**tensors, "step": step, "notes": {"text": f"step {step}"}, **own}
     return dict(tensors)
 
 
