@@ -3,7 +3,7 @@
 Each schedule has an optimizer without gradients. A parallel module resumes: the states of all optimizers and schedules
 are loaded into new ones.
 
-Source: torch/optim/lr_scheduler.py; SWALR and update_bn in torch/optim/swa_utils.py (2.13.0).
+Source: torch/optim/lr_scheduler.py; SWALR, AveragedModel and update_bn in torch/optim/swa_utils.py (2.13.0).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
-from torch.optim.swa_utils import SWALR, update_bn
+from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn, update_bn
 from torch.utils._python_dispatch import _disable_current_modes
 
 BASES, OTHER_BASES = (0.25, 0.5), (1.0, 2.0)
@@ -205,15 +205,28 @@ def _optimizer_of(name: str, bases: tuple[float, ...]) -> torch.optim.Optimizer:
 
 
 def _statistic() -> float:
-    """Returns a mean of what `update_bn` and a later batch leave in two layers, one of which has no momentum."""
+    """Returns a mean of what batches, `update_bn` and averages leave in two layers, one of which has no momentum.
+
+    The averages have buffers of two dtypes.
+    """
     model = nn.Sequential(nn.BatchNorm1d(2, momentum=0.5), nn.BatchNorm1d(2, momentum=None)).double()
     first, *batches = [torch.linspace(-1, number, 8, dtype=torch.float64).view(4, 2) for number in range(4)]
-    model(first)
+    ways: tuple[dict[str, Any], ...] = (
+        {},
+        {"avg_fn": get_ema_avg_fn(0.25)},  # type: ignore[no-untyped-call]
+        {"multi_avg_fn": get_ema_multi_avg_fn(0.25)},  # type: ignore[no-untyped-call]
+    )
+    averages: list[Any] = [AveragedModel(model, use_buffers=True, **way) for way in ways]
+    for batch in (first, *batches) * 2:
+        model(batch)
+        for average in averages:
+            average.update_parameters(model)
     update_bn([batches[0], *((batch, "unused") for batch in batches[1:])], model.eval())
     model(first)  # changes nothing
     model[0].train()
     model(first)
-    return float(torch.cat([each.double().flatten() for each in model.buffers()]).mean()) / 8
+    buffers = [each.double().flatten() for part in (model, *averages) for each in part.buffers()]
+    return float(torch.cat(buffers).mean()) / 8
 
 
 def _mean(values: list[float]) -> float:
