@@ -50,7 +50,8 @@ class Application:
 
 def state_of(kind: str, tensors: Tensors, step: int) -> dict[str, Any]:
     """Returns the state that the case saves. `step` determines its numbers and texts. Some have a key of this rank."""
-    own = {f"rank {dist.get_rank()}": {"text": f"step {step} of rank {dist.get_rank()}"}}
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    own = {f"rank {rank}": {"text": f"step {step} of rank {rank}"}}
     if kind == "nested":
         x, y = tensors.values()
         return {"model": {"x": x, "others": [y, step, {"text": f"step {step}"}]}, "step": step, **own}

@@ -75,7 +75,7 @@ def resumable(block: Any, mesh: DeviceMesh, *, state: str, together: bool) -> nn
     block.form_of_state, block.loads_together = state, together and state != "rank 0"
     if block.is_tied:
         fully_shard([block.embedding, block.head], mesh=mesh, reshard_after_forward=together)
-        fully_shard(block.norm, mesh=mesh)
+        fully_shard(block.norm, mesh=mesh, reshard_after_forward=together)
         return fully_sharded(block, mesh)
     return fully_sharded_by_layers(block, mesh, reshard_after_forward=together)
 
