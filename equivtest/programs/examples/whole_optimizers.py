@@ -89,7 +89,7 @@ def unsharded_number() -> float:
 
 
 def trained(name: str, *, lists: bool, resumes: bool) -> list[torch.Tensor]:
-    """Trains four tensors. The first gradient of one comes late, on which fused SGD raises (finding 176)."""
+    """Trains four tensors. The first gradient of one comes late, on which fused SGD raises (finding 168)."""
     parts = [first_values(number, is_complex=number > 1 and name in HALF_COMPLEX) for number in range(4)]
     late = None if name.endswith(" fused") else 1
     optimizer = made(name, parts, lists=lists, resumes=resumes)
