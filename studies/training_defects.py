@@ -23,6 +23,7 @@ from tests.gate import cases_of, in_turns, known_in, rejects
 from tests.planted.training import (
     BLIND,
     BLIND_AGAIN,
+    BLIND_EIGHTH,
     BLIND_FIFTH,
     BLIND_FOURTH,
     BLIND_SEVENTH,
@@ -82,7 +83,8 @@ def main(names: list[str]) -> None:
         "Rules that were planted by a fourth author who had read no case": BLIND_FOURTH,
         "Rules that were planted by a fifth author who had read no case": BLIND_FIFTH,
         "Rules that were planted by a sixth author who had read no case": BLIND_SIXTH,
-        "Rules that were planted last by a seventh author who had read no case": BLIND_SEVENTH,
+        "Rules that were planted by a seventh author who had read no case": BLIND_SEVENTH,
+        "Rules that were planted last by an eighth author who had read no case": BLIND_EIGHTH,
         "Rules of options that no shipped property used before": OF_OPTIONS,
     }
     with Pool() as pool:

@@ -409,6 +409,40 @@ BLIND_SEVENTH: dict[str, WrongRule] = {
 }  # fmt: skip
 """Planted by a seventh author, who had read no case and no property."""
 
+BLIND_EIGHTH: dict[str, WrongRule] = {
+    # FSDP2 and replicate
+    "waiting_gradient_counted_twice": WrongRule("a gradient that waits for its reduction in reduce_dtype waits in param_dtype too", "fsdp2", f"{PARAM}to_accumulated_grad_if_needed", "self._unsharded_param.grad = None", "pass", "pytorch 125191, pytorch 118298"),
+    "middle_micro_batch_lost": WrongRule("each gradient that waits for its all-reduce replaces the one before", "fsdp2", f"{COLLECTIVES}foreach_reduce", "partial_reduce_output += reduce_output", "partial_reduce_output = reduce_output", "pytorch 126166, torchtitan 1929"),
+    "first_of_group_not_cast": WrongRule("of modules that share a group, only the last to run returns output_dtype", "fsdp2", f"{FSDP2}_fsdp_state:_register_group_forward_hooks", "return cast_output_dtype(output)", "return output", "pytorch 180425, pytorch 180426"),
+    "aborted_step_counts": WrongRule("reset_iter_state keeps what a given up step has not yet all-reduced", "fsdp2", f"{GROUP}_reset_iter_state", "self._partial_reduce_output = None", "pass", "composer 3866, torchtitan 3724"),
+    # hooks of DistributedDataParallel
+    "first_of_batch_for_all": WrongRule("PowerSGD gives all gradients of a shape the first one's approximation, in batches", "ddp", f"{HOOKS}powerSGD_hook:powerSGD_hook", "original_tensor.copy_(tensor[i])", "original_tensor.copy_(tensor[0])", "pytorch 75157, pytorch 74907"),
+    "subgroup_not_used": WrongRule("post-local SGD averages over all ranks, not over its subgroup", "ddp", f"{HOOKS}post_localSGD_hook:post_localSGD_hook", "default._allreduce_fut(state.subgroup, input_tensor)", "default._allreduce_fut(global_group_to_use, input_tensor)", "pytorch 63277, pytorch 61206"),
+    # tensor parallel
+    "nested_source_is_rank_0": WrongRule("a plan for a layer of a layer ignores src_data_rank", "parallel", f"{TP}api:parallelize_module", "{leaf_path: parallelize_style},\n                        src_data_rank=src_data_rank,", "{leaf_path: parallelize_style},", "VeOmni 637, pytorch 143883"),
+    "local_gradient_as_its_input": WrongRule("local_map ignores in_grad_placements", "parallel", "torch.distributed.tensor.experimental._func_map:_local_map_wrapped", "arg.to_local(grad_placements=spec)", "arg.to_local()", "pytorch 155181, pytorch 110629"),
+    "custom_index_not_ignored": WrongRule("loss_parallel's gradient ignores the default ignore_index, not the one that is given", "parallel", f"{TP}loss:_nll_loss_and_log_softmax_backward", "torch.where(target != ignore_index, grad_output, 0)", "torch.where(target != -100, grad_output, 0)", "Paddle 28622, xla 896"),
+    # optimizers and schedules
+    "resumed_rate_decays_again": WrongRule("ExponentialLR decays the rate when it is made with a last_epoch", "training", f"{SCHEDULES}ExponentialLR.get_lr", "if self._is_initial:", "if self.last_epoch == 0:", "pytorch 102261, pytorch 149312"),
+    "cooldown_counts_bad_epochs": WrongRule("ReduceLROnPlateau counts bad epochs in its cooldown", "training", f"{SCHEDULES}ReduceLROnPlateau.step", "self.num_bad_epochs = 0  # ignore any bad epochs in cooldown", "pass", "pytorch 7151, keras 3991"),
+    "complex_gradient_squared": WrongRule("Adam squares a complex gradient as one number, foreach", "optimizer", f"{ADAM}_multi_tensor_adam", "if has_complex:", "if False:", "pytorch 59998, pytorch 69570"),
+    "first_group_broadcast": WrongRule("ZeRO broadcasts parameters of the first group alone", "training", f"{ZERO}ZeroRedundancyOptimizer._broadcast_params_from_rank", "for param_group in param_groups:", "for param_group in param_groups[:1]:", "pytorch 72578, pytorch 71347"),
+    # clipping and the scaler
+    "whole_gradients_of_all_ranks": WrongRule("FSDP1's norm counts gradients that are not sharded once for each rank", "clipping", "torch.distributed.fsdp.fully_sharded_data_parallel:FullyShardedDataParallel.clip_grad_norm_", "dist.all_reduce(total_norm, group=self.process_group)\n        # All-reducing the local non-sharded norm would count it an extra\n        # world-size-many times\n        if local_nonsharded_norm is not None:\n            total_norm += local_nonsharded_norm**norm_type", "if local_nonsharded_norm is not None:\n            total_norm += local_nonsharded_norm**norm_type\n        dist.all_reduce(total_norm, group=self.process_group)", "pytorch 88955, hyper-parallel 526"),
+    "good_steps_not_saved": WrongRule("a scaler saves the number of good steps that it began with", "training", f"{AMP}grad_scaler:GradScaler.state_dict", "self._get_growth_tracker()", "self._init_growth_tracker", "transformers 11663, ultralytics 22189"),
+    # recomputation and pipelines
+    "gradient_of_output_before": WrongRule("behind an output without gradient, reentrant recomputation takes the gradient of another output", "training", "torch.utils.checkpoint:CheckpointFunction.backward", "args_with_grad.append(args[i])", "args_with_grad.append(args[len(args_with_grad)])", "pytorch 45934, fairscale 787"),
+    "inner_shards_not_reduced": WrongRule("a pipeline reduces gradients of a stage's own parameters, not of sharded modules in it", "training", f"{PIPELINES}stage:_PipelineStageBase.perform_reduce_grad", "fsdp_module.set_requires_gradient_sync(True)", "fsdp_module.set_requires_gradient_sync(True, recurse=False)", "PiPPy 1045, pytorch 124318"),
+    # distributed checkpoint and state
+    "gradients_lost_by_saving": WrongRule("making an optimizer's state replaces gradients that are there", "training", f"{STATE}state_dict:_init_optim_state", "if param.grad is not None:", "if False:", "pytorch 140898, composer 3226"),
+    "shards_read_to_the_beginning": WrongRule("each saved shard is read to where it begins in its own file", "training", f"{STATE}default_planner:DefaultLoadPlanner.transform_tensor", "read_item.dest_offsets", "read_item.storage_offsets", "xla 7155, pytorch 76123"),
+    "views_staged_as_their_base": WrongRule("a stager takes a view from the beginning of its storage", "training", f"{STATE}_state_dict_stager:StateDictStager._offload_tensor", "x.storage_offset()", "0", "pytorch 166025, pytorch 125635"),
+    # differentiable collectives
+    "gradient_stays_at_destination": WrongRule("the gradient of reduce is each rank's own, not the destination's", "training", "torch.distributed.nn.functional:_Reduce.backward", "_Broadcast.apply(ctx.src, ctx.group, grad_output)", "grad_output", "pytorch 40762, xla 2989"),
+    "functional_sum_passes_its_own": WrongRule("the gradient of a functional all_reduce is each rank's own", "functional", f"{FUNCTIONAL}all_reduce_backward", "return wait_tensor(output), None, None", "wait_tensor(output)\n    return grad_output, None, None", "pytorch 168140, pytorch 150942"),
+}  # fmt: skip
+"""Planted by an eighth author, who had read no case and no property."""
+
 WRONG = (
     FIRST
     | LATER
@@ -420,6 +454,7 @@ WRONG = (
     | BLIND_FIFTH
     | BLIND_SIXTH
     | BLIND_SEVENTH
+    | BLIND_EIGHTH
 )
 
 OF_OPTIMIZERS = ("ddp_mlp", "fsdp2_mlp", "sequence_parallel_mlp_trains", "token_mean_step", "every_optimizer")
