@@ -30,14 +30,14 @@ def tells_its_place(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str
     return {"param.0": Placed(numbers, case.layouts()["param.0"])}
 
 
-def counts_gloo_workers(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
-    """param.0: threads of this process that run collectives of gloo, over all its groups; (1,), local.
+def counts_gloo_threads(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
+    """param.0: threads of gloo in this process, which run its groups' collectives or wait for messages; (1,), local.
 
     A thread names itself before it takes its first collective.
     """
     dist.all_reduce(torch.zeros(1), group=mesh.get_group())
     names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
-    number = sum(name.startswith("pt_gloo_runloo") for name in names)  # cut to 15 characters
+    number = sum("gloo" in name for name in names)
     return {"param.0": Placed(torch.tensor([float(number)]), case.layouts()["param.0"])}
 
 

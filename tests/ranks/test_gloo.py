@@ -15,7 +15,7 @@ from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.ranks.gloo import WORKERS
 from equivtest.ranks.pool import Pool
 
-COUNTS = "tests.programs.groups:counts_gloo_workers"
+COUNTS = "tests.programs.groups:counts_gloo_threads"
 ROOT = Path(__file__).parents[2]
 DEATHS = {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS}
 CRASHED_IN = ("2.13.0",)
@@ -24,7 +24,7 @@ CRASHED_IN = ("2.13.0",)
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("environment", [{}, {"GLOO_SOCKET_IFNAME": "lo"}], ids=["by host name", "by interface"])
-def test_rank_has_one_gloo_thread_for_each_of_its_groups(pool: Pool, environment: dict[str, str]) -> None:
+def test_rank_has_one_gloo_thread_for_each_group_and_one_for_all(pool: Pool, environment: dict[str, str]) -> None:
     numbers = {}
     with Pool(environment=environment, beside=pool) as new:
         for members in ((), (1, 0)):
@@ -32,7 +32,7 @@ def test_rank_has_one_gloo_thread_for_each_of_its_groups(pool: Pool, environment
             assert {reply.outcome for reply in replies} == {"answered"}, replies[0].detail
             numbers[members] = [float(reply.answers[0].tensors["param.0"].local) for reply in replies]
 
-    assert numbers == {(): [WORKERS] * 2, (1, 0): [2 * WORKERS] * 2}
+    assert numbers == {(): [WORKERS + 1] * 2, (1, 0): [2 * WORKERS + 1] * 2}
 
 
 @pytest.mark.ranks
