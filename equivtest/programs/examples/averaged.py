@@ -36,6 +36,8 @@ AVERAGES: dict[str, Any] = {
 """Name -> arguments of `AveragedModel`. Without `use_buffers` the buffers are copied."""
 
 NARROW, HALF = torch.bfloat16, torch.float16
+AUTOCAST = ("cpu", "cuda")
+"""Devices on which torch's autocast has both dtypes. On other devices the parallel module casts by itself."""
 NUM_BEFORE_RESUME, NUM_BEFORE = 2, 3
 """Number of updates before the parallel module resumes, and before the averages become the parameters."""
 
@@ -59,11 +61,11 @@ class AveragedBlock(BufferedBlock):
         narrow = partial(torch.Tensor.to, dtype=torch.float64 if x.dtype == torch.float64 else NARROW)
         half = partial(torch.Tensor.to, dtype=torch.float64 if x.dtype == torch.float64 else HALF)
         if self.autocasts:
-            product, narrow_product = products()
-            with torch.autocast("cpu", NARROW):
-                with torch.autocast("cpu", HALF):
+            product, narrow_product = products(x.device.type)
+            with torch.autocast(x.device.type, NARROW):
+                with torch.autocast(x.device.type, HALF):
                     gate = self.gate(x)
-                with torch.autocast("cpu", enabled=False):
+                with torch.autocast(x.device.type, enabled=False):
                     up = self.up(x)
                 gate = functional.relu(gate) + narrow_product(x, self.gate.weight)
                 change = product(gate * up, self.down.weight)
@@ -74,28 +76,31 @@ class AveragedBlock(BufferedBlock):
         return change.to(x.dtype) * self.factor
 
 
-def products() -> tuple[Any, Any]:
+def products(kind: str) -> tuple[Any, Any]:
     """Returns functions that multiply x by a transposed weight: with the caller's autocast, and always in bfloat16.
 
     Each call applies torch's decorators anew.
+
+    Args:
+        kind: Type of the device, 'cpu' or 'cuda'.
     """
 
     class Product(torch.autograd.Function):
         @staticmethod
-        @custom_fwd(device_type="cpu")  # type: ignore[untyped-decorator]
+        @custom_fwd(device_type=kind)  # type: ignore[untyped-decorator]
         def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
             ctx.save_for_backward(x, weight)
             return functional.linear(x, weight)
 
         @staticmethod
-        @custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
+        @custom_bwd(device_type=kind)  # type: ignore[untyped-decorator]
         def backward(ctx: Any, gradient: torch.Tensor) -> Any:
             x, weight = ctx.saved_tensors
             return gradient @ weight, gradient.t() @ x
 
     class NarrowProduct(Product):
         @staticmethod
-        @custom_fwd(device_type="cpu", cast_inputs=NARROW)  # type: ignore[untyped-decorator]
+        @custom_fwd(device_type=kind, cast_inputs=NARROW)  # type: ignore[untyped-decorator]
         def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
             ctx.save_for_backward(x, weight)
             return functional.linear(x, weight)
@@ -112,9 +117,9 @@ def require_half_in_backward(device: torch.device) -> None:
         AssertionError: the forward has another dtype, or the gradient is not an integer that float16 holds and
             bfloat16 does not.
     """
-    product, _ = products()
+    product, _ = products(device.type)
     x = torch.ones((1, 1), device=device, requires_grad=True)
-    result = torch.autocast("cpu", HALF)(product)(x, torch.full((1, 1), 1025.0, device=device))
+    result = torch.autocast(device.type, HALF)(product)(x, torch.full((1, 1), 1025.0, device=device))
     (gradient,) = torch.autograd.grad(result.sum(), x)
     if (result.dtype, gradient.item()) != (HALF, 1025.0):
         raise AssertionError(
@@ -126,8 +131,10 @@ averaged_block = AveragedBlock
 
 
 def replicated(block: AveragedBlock, mesh: DeviceMesh) -> nn.Module:
-    require_half_in_backward(next(block.parameters()).device)
-    block.autocasts = True
+    device = next(block.parameters()).device
+    block.autocasts = device.type in AUTOCAST
+    if block.autocasts:
+        require_half_in_backward(device)
     return data_parallel(block, mesh)
 
 

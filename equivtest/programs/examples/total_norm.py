@@ -202,7 +202,7 @@ class Scaled(InOneCall):
         loss = self.module(**self.batch)["loss"]
         self.attempt(scaler, loss, overflows=True)
         doubled = 2 * scaler.get_scale()
-        scaler.update(torch.tensor(doubled) if self.raises else doubled)
+        scaler.update(torch.tensor(doubled, device=loss.device) if self.raises else doubled)
         self.optimizer.zero_grad()
         torch.autograd.backward(scaler.scale(loss), retain_graph=True)
         self.unscale_copies(scaler)
