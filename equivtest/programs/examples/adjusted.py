@@ -8,7 +8,7 @@ AllGather and ReduceScatter in _fsdp_api.py; fsdp_pre_all_gather in _fsdp_param.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
@@ -65,8 +65,9 @@ def dim_from_the_end(mesh: DeviceMesh, parameter: nn.Parameter) -> Shard:
     return Shard(-1 if parameter.shape[-1] % mesh.size() == 0 else -parameter.ndim)
 
 
+@cache
 def copied(mesh: DeviceMesh) -> DeviceMesh:
-    """Returns a mesh of the same ranks, with a process group of its own."""
+    """Returns a mesh of the same ranks, with another process group. Each process makes it once."""
     group = distributed.new_group(mesh.mesh.tolist(), use_local_synchronization=True)
     return DeviceMesh.from_group(cast("Any", group), mesh.device_type)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from io import BytesIO
 from typing import Any, cast
 
@@ -104,8 +104,10 @@ def flat_sharded(block: nn.Module, mesh: DeviceMesh, *, strategy: str, by_name: 
     return sharded
 
 
+@cache
 def hybrid_groups(mesh: DeviceMesh) -> tuple[distributed.ProcessGroup, ...]:
     """Returns the groups in which this rank shards and replicates. Two or three ranks shard together.
+    Each process makes them once.
 
     A rank that shards alone would reduce no gradients (finding 157).
     """
