@@ -167,15 +167,12 @@ def fit(parts: list[torch.Tensor], update: int, *, name: str, skipped: int | Non
     """Computes gradients of a sum of powers. Each update fits other numbers."""
     total = torch.zeros((), dtype=torch.float64)
     power = 2 if name.endswith((" complex", " fused")) else 4
-    leaves = [part.detach().requires_grad_() for part in parts]
-    for number, leaf in enumerate(leaves):
-        if number == skipped:
-            continue
+    leaves = {number: part.detach().requires_grad_() for number, part in enumerate(parts) if number != skipped}
+    for number, leaf in leaves.items():
         rows = torch.tensor([0, 2, 2 - update % 2])
         taken = nn.functional.embedding(rows, leaf, sparse=True) if name in SPARSE else as_real(leaf)
         loss = ((taken - 0.5 * (update + 1) / (number + 1)) ** power).sum() / 8 + (taken * taken.roll(1, 0)).sum() / 8
         total = total + loss
-    gradients = torch.autograd.grad(total, [leaf for number, leaf in enumerate(leaves) if number != skipped])
-    for part, gradient in zip([part for number, part in enumerate(parts) if number != skipped], gradients, strict=True):
-        part.grad = gradient
+    for number, gradient in zip(leaves, torch.autograd.grad(total, list(leaves.values())), strict=True):
+        parts[number].grad = gradient
     return total.detach()
