@@ -435,7 +435,7 @@ BLIND_EIGHTH: dict[str, WrongRule] = {
     "inner_shards_not_reduced": WrongRule("a pipeline reduces gradients of a stage's own parameters, not of sharded modules in it", "training", f"{PIPELINES}stage:_PipelineStageBase.perform_reduce_grad", "fsdp_module.set_requires_gradient_sync(True)", "fsdp_module.set_requires_gradient_sync(True, recurse=False)", "PiPPy 1045, pytorch 124318"),
     # distributed checkpoint and state
     "gradients_lost_by_saving": WrongRule("making an optimizer's state replaces gradients that are there", "training", f"{STATE}state_dict:_init_optim_state", "if param.grad is not None:", "if False:", "pytorch 140898, composer 3226"),
-    "shards_read_to_the_beginning": WrongRule("each saved shard is read to where it begins in its own file", "training", f"{STATE}default_planner:DefaultLoadPlanner.transform_tensor", "read_item.dest_offsets", "read_item.storage_offsets", "xla 7155, pytorch 76123"),
+    "shards_read_to_the_beginning": WrongRule("each saved shard is read to its place in its own file", "training", f"{STATE}default_planner:DefaultLoadPlanner.transform_tensor", "read_item.dest_offsets", "read_item.storage_offsets", "xla 7155, pytorch 76123"),
     "views_staged_as_their_base": WrongRule("a stager takes a view from the beginning of its storage", "training", f"{STATE}_state_dict_stager:StateDictStager._offload_tensor", "x.storage_offset()", "0", "pytorch 166025, pytorch 125635"),
     # differentiable collectives
     "gradient_stays_at_destination": WrongRule("the gradient of reduce is each rank's own, not the destination's", "training", "torch.distributed.nn.functional:_Reduce.backward", "_Broadcast.apply(ctx.src, ctx.group, grad_output)", "grad_output", "pytorch 40762, xla 2989"),

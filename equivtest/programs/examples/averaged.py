@@ -37,7 +37,7 @@ AVERAGES: dict[str, Any] = {
 
 NARROW, HALF = torch.bfloat16, torch.float16
 AUTOCAST = ("cpu", "cuda")
-"""Devices on which torch's autocast has both dtypes. On other devices the parallel module casts by itself."""
+"""Devices on which torch's autocast has both dtypes. On others both modules cast alike."""
 NUM_BEFORE_RESUME, NUM_BEFORE = 2, 3
 """Number of updates before the parallel module resumes, and before the averages become the parameters."""
 

@@ -61,7 +61,7 @@ class Stage(nn.Module):
 
 
 PASSED = ("", "halves", "addend")
-"""What a stage passes to the next: its output, two halves of the output, or the output and `addend`."""
+"""A stage passes its output to the next stage, or two halves of the output, or the output and `addend`."""
 
 
 def passed(passes: str, x: torch.Tensor, addend: Any) -> Any:

@@ -205,9 +205,10 @@ def _optimizer_of(name: str, bases: tuple[float, ...]) -> torch.optim.Optimizer:
 
 
 def _statistic() -> float:
-    """Returns a mean of what batches, `update_bn` and averages leave in two layers, one of which has no momentum.
+    """Returns the mean of all buffers of two layers and their averages, after batches and `update_bn`.
 
-    The averages have buffers of two dtypes, for which `get_swa_multi_avg_fn` raises (finding 169).
+    One of the layers has no momentum. The averages have buffers of two dtypes, for which `get_swa_multi_avg_fn` raises
+    (finding 169).
     """
     model = nn.Sequential(nn.BatchNorm1d(2, momentum=0.5), nn.BatchNorm1d(2, momentum=None)).double()
     first, *batches = [torch.linspace(-1, number, 8, dtype=torch.float64).view(4, 2) for number in range(4)]
