@@ -156,9 +156,9 @@ class Resumable(torch.optim.Optimizer):
         with self.frozen() as frozen:
             parameters, state = get_state_dict(self.module, self.inner, options=saves)
         parameters = copy.deepcopy(parameters)
-        if saves.ignore_frozen_params and frozen and any(FROZEN in name for name in parameters):
+        if saves.ignore_frozen_params and frozen.keys() & parameters.keys():
             raise RuntimeError(f"a state without frozen parameters has one: {list(parameters)}")
-        self.spoil(except_for=frozen if saves.ignore_frozen_params else ())
+        self.spoil(except_for=tuple(frozen.values()) if saves.ignore_frozen_params else ())
         self.inner = self.made_again()
         set_state_dict(self.module, self.inner, model_state_dict=parameters, optim_state_dict=state, options=loads)
 
@@ -172,14 +172,17 @@ class Resumable(torch.optim.Optimizer):
             load({"application": Application(self.module, self.inner)}, checkpoint_id=folder, process_group=group)
 
     @contextmanager
-    def frozen(self) -> Iterator[list[nn.Parameter]]:
-        """Freezes some parameters, unless no optimizer has a state. torch makes no state for a frozen parameter."""
+    def frozen(self) -> Iterator[dict[str, nn.Parameter]]:
+        """Freezes some parameters, unless no optimizer has a state. torch makes no state for a frozen parameter.
+
+        Yields name -> frozen parameter. A weight that the embedding and the head share has the embedding's name.
+        """
         has_state = all(each.state for each in self.inner)
-        frozen = [each for name, each in self.module.named_parameters() if FROZEN in name and has_state]
-        for parameter in frozen:
+        frozen = {name: each for name, each in self.module.named_parameters() if FROZEN in name and has_state}
+        for parameter in frozen.values():
             parameter.requires_grad_(requires_grad=False)
         yield frozen
-        for parameter in frozen:
+        for parameter in frozen.values():
             parameter.requires_grad_()
 
     def spoil(self, *, except_for: Sequence[nn.Parameter] = ()) -> None:
