@@ -87,6 +87,15 @@ attention_block = module_property(
     conclusive_dtypes=("float64",),
 )
 
+# The tokens of each row are divided. Also here real numbers, within a bound.
+attention_block_by_tokens = module_property(
+    ATTENTION,
+    "equivtest.programs.examples.context:tokens_divided",
+    x_shapes=[(2, 24, 6)],
+    options={"kind": ("context", "in order", "documents"), "rotates": ("allgather", "alltoall")},
+    conclusive_dtypes=("float64",),
+)
+
 DECODER = "equivtest.programs.examples.decoder:decoder"
 
 # Too deep for a bound of the whole, and so judged layer by layer and part by part, in every dtype.
