@@ -1,7 +1,7 @@
 """A module with a method on each rank's rows, a rule for a new operator, and plain tensors beside DTensors.
 
 Source: local_map, register_sharding and implicit_replication in torch/distributed/tensor/experimental, and
-distribute_module in torch/distributed/tensor/_api.py (2.13.0).
+distribute_module, distribute_tensor, zeros, ones and full in torch/distributed/tensor/_api.py (2.13.0).
 """
 
 from __future__ import annotations
@@ -12,15 +12,25 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+    full,
+    ones,
+    zeros,
+)
 from torch.distributed.tensor.experimental import implicit_replication, local_map, register_sharding
 from torch.nn import functional
 
 
 class Weighted(nn.Module):
-    """The pair (f flip(r) + b + p, s) with rows r = w relu(x), their sum s, and the number p of each row.
+    """The pair (f flip(r) + b + p + c, s) with rows r = w relu(x), and the number p of each row.
 
-    f is a buffer, and b is frozen.
+    s is the negative sum of the rows, c the constant of each feature. f is a buffer, and b is frozen.
     """
 
     factor: torch.Tensor
@@ -32,19 +42,26 @@ class Weighted(nn.Module):
         self.register_buffer("factor", torch.tensor(-1.0))
 
     def forward(self, x: torch.Tensor) -> Any:
-        rows, total = self.weigh(x, self.weight, dim=0)
+        rows, half, total = self.weigh(0, [x, self.weight], -torch.ones_like(self.weight), relu=True)
         turned = self.turn(self.turn(rows, 1), 0)
-        return self.number(turned * self.factor + self.bias), total
+        return self.number(turned * self.factor + self.bias) + self.constant(x), self.twice(total) * half
 
-    def weigh(self, x: torch.Tensor, weight: torch.Tensor, *, dim: int) -> Any:
-        rows = functional.relu(x) * weight
-        return rows, rows.sum(dim)
+    def weigh(self, dim: int, operands: list[torch.Tensor], signs: torch.Tensor, *, relu: bool) -> Any:
+        x, weight = operands
+        rows = (functional.relu(x) if relu else x) * weight
+        return rows, 0.5, (rows * signs).sum(dim)
 
     def turn(self, rows: torch.Tensor, dim: int) -> Any:
         return rows.flip(dim)
 
+    def twice(self, total: torch.Tensor) -> Any:
+        return 2 * total
+
     def number(self, rows: torch.Tensor) -> Any:
         return rows + torch.arange(len(rows), dtype=rows.dtype, device=rows.device).unsqueeze(1)
+
+    def constant(self, x: torch.Tensor) -> Any:
+        return torch.arange(x.shape[1], dtype=x.dtype, device=x.device) + 3
 
 
 def weighted() -> nn.Module:
@@ -77,23 +94,41 @@ def kept_by_turning(rows: Any, dim: int) -> list[tuple[list[Any], list[Any]]]:
 class WeightedByRows(Weighted):
     """A `Weighted` of DTensors, which computes the rows and their sum on local tensors."""
 
-    def weigh(self, x: torch.Tensor, weight: torch.Tensor, *, dim: int) -> Any:
+    def weigh(self, dim: int, operands: list[torch.Tensor], signs: Any, *, relu: bool) -> Any:
         rows, whole, share = [Shard(0)], [Replicate()], [Partial()]
         own = local_map(
             super().weigh,
-            out_placements=(rows, share),
-            in_placements=(rows, whole),
-            in_grad_placements=(rows, share),
+            out_placements=(rows, None, share),
+            in_placements=(None, rows, whole, None),
+            in_grad_placements=(None, rows, share, None),
             redistribute_inputs=True,
         )
-        return own(x, weight, dim=dim)
+        return own(dim, operands, signs.to_local(), relu=relu)
 
     def turn(self, rows: torch.Tensor, dim: int) -> Any:
         return turned(rows, dim)
 
+    def twice(self, total: torch.Tensor) -> Any:
+        @local_map(out_placements=[Partial()])
+        def doubled(share: torch.Tensor) -> Any:
+            return super(WeightedByRows, self).twice(share)
+
+        return doubled(total)
+
     def number(self, rows: torch.Tensor) -> Any:
         with implicit_replication():
             return super().number(rows)
+
+    def constant(self, x: Any) -> Any:
+        """Adds up tensors that torch makes under different placements, or replicates on the current mesh."""
+        mesh, size, kind = x.device_mesh, tuple(x.shape), {"dtype": x.dtype}
+        doubled = 2 * torch.arange(size[1], device=x.device, **kind)
+        with mesh:
+            whole = zeros(*size, **kind) + DTensor.from_local(doubled)
+            share = distribute_tensor(mesh.size() * doubled, placements=[Partial()])
+        columns = ones(list(size), **kind, device_mesh=mesh, placements=[Shard(1)])
+        rows = full(size, 2.0, **kind, device_mesh=mesh, placements=[Shard(0)])
+        return (whole + share.redistribute(placements=[Replicate()]) / mesh.size()) / 4 + columns + rows
 
 
 def by_rows(module: nn.Module, mesh: DeviceMesh) -> nn.Module:

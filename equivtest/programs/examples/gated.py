@@ -139,14 +139,19 @@ class TwoBlocks(nn.Module):
 
 
 class Each(nn.Module):
-    """The pair (x + relu(x), m relu(m)) of an input x and an input m, which is passed by keyword."""
+    """The pair (x + f relu(x), m relu(m)) and a number s.
 
-    def forward(self, x: torch.Tensor, *, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x + functional.relu(x), memory * functional.relu(memory)
+    m and s are passed by keyword, and the numbers f and s are no tensors.
+    """
+
+    def forward(
+        self, factor: float, x: torch.Tensor, *, sign: float, memory: torch.Tensor
+    ) -> tuple[torch.Tensor, float, torch.Tensor]:
+        return x + factor * functional.relu(x), sign, memory * functional.relu(memory)
 
 
 class ScaledPair(nn.Module):
-    """The pair (z + relu(z), m relu(m)) with z = w * x + c."""
+    """The pair (z + 2 relu(z), -m relu(m)) with z = w * x + c."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__()
@@ -154,7 +159,8 @@ class ScaledPair(nn.Module):
         self.each = Each()
 
     def forward(self, x: torch.Tensor, memory: torch.Tensor) -> Any:
-        return self.each(self.scale(x), memory=memory)
+        first, sign, second = self.each(2.0, self.scale(x), sign=-1.0, memory=memory)
+        return first, sign * second
 
 
 def gated_block() -> nn.Module:

@@ -127,9 +127,9 @@ def prepared_pair(
 ) -> nn.Module:
     """Divides the rows of a scale, and computes the rest on plain tensors, of each rank's own rows or of all rows.
 
-    The scale gets a replicated DTensor, and its result is divided. The number of ranks must divide the number of rows,
-    because PrepareModuleOutput takes shards for equal in size. If each rank computes all rows, it keeps only its own
-    rows for the backward.
+    The scale gets a replicated DTensor, and its result is divided. The numbers among the inputs and outputs have no
+    layout. The number of ranks must divide the number of rows, because PrepareModuleOutput takes shards for equal in
+    size. If each rank computes all rows, it keeps only its own rows for the backward.
 
     Source: SequenceParallel, PrepareModuleInput and PrepareModuleOutput in torch/distributed/tensor/parallel/style.py;
     input_reshard.py beside it (2.13.0).
@@ -145,12 +145,15 @@ def prepared_pair(
     outside = (whole, rows if gathers_late else whole)
     x, memory = rows if shards_x else whole, rows if shards_memory else whole
     inputs: dict[str, Any] = {
-        "input_layouts": (rows,),
-        "desired_input_layouts": (x,),
+        "input_layouts": (None, rows),
+        "desired_input_layouts": (None, x),
         "input_kwarg_layouts": {"memory": whole},
         "desired_input_kwarg_layouts": {"memory": memory},
     }
-    outputs: dict[str, Any] = {"output_layouts": (x, memory), "desired_output_layouts": outside}
+    outputs: dict[str, Any] = {
+        "output_layouts": (x, None, memory),
+        "desired_output_layouts": (outside[0], None, outside[1]),
+    }
     plan: dict[str, ParallelStyle] = {
         "": PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole),
         "scale": SequenceParallel(sequence_dim=0),

@@ -38,15 +38,15 @@ def weight_learns_from_own_rows(module: nn.Module, mesh: DeviceMesh) -> nn.Modul
 
 
 class _OwnGradient(WeightedByRows):
-    def weigh(self, x: torch.Tensor, weight: torch.Tensor, *, dim: int) -> Any:
+    def weigh(self, dim: int, operands: list[torch.Tensor], signs: Any, *, relu: bool) -> Any:
         rows, whole, share = [Shard(0)], [Replicate()], [Partial()]
         own = local_map(
             super(WeightedByRows, self).weigh,
-            out_placements=(rows, share),
-            in_placements=(rows, whole),
+            out_placements=(rows, None, share),
+            in_placements=(None, rows, whole, None),
             redistribute_inputs=True,
         )
-        return own(x, weight, dim=dim)
+        return own(dim, operands, signs.to_local(), relu=relu)
 
 
 @wrong("shard order", _SMALLEST, _WHY)

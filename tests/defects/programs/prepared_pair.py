@@ -40,13 +40,13 @@ def prepared(
     """
     whole, rows = Replicate(), Shard(0)
     each = PrepareModuleInputOutput(
-        input_layouts=(rows,),
-        desired_input_layouts=(rows,),
+        input_layouts=(None, rows),
+        desired_input_layouts=(None, rows),
         input_kwarg_layouts={"memory": whole},
         desired_input_kwarg_layouts={"memory": memory},
         use_local_input=True,
-        output_layouts=(rows, second),
-        desired_output_layouts=(whole, whole),
+        output_layouts=(rows, None, second),
+        desired_output_layouts=(whole, None, whole),
     )
     return parallelize_module(pair, mesh, {"": x, "scale": SequenceParallel(sequence_dim=0), "each": each})
 
