@@ -59,6 +59,7 @@ prepared_pair = module_property(
 rows_by_local_functions = module_property(
     "equivtest.programs.examples.by_local_functions:weighted",
     "equivtest.programs.examples.by_local_functions:by_rows",
+    options={"partitions": (False, True)},
     inputs={"x": real(("rows", 2))},
     sizes={"rows": (12, 24)},
     positional=("x",),
@@ -401,7 +402,7 @@ fully_sharded_sequence_parallel_block = module_property(
     x_shapes=((4, 2, 2), (4, 3, 2), (7, 2, 2)),
     axes=("dp", "tp"),
     batch="mean of parts",
-    options={"data": (*DATA, "groups", "flattened"), "separates": (False, True)},
+    options={"data": (*DATA, "groups", "unflattened", "flattened"), "separates": (False, True)},
     examples=[on_two_axes("sequence_and_data_parallel(data='shards', separates=True)")],
     conclusive_dtypes=("float32", "float64"),  # too many digits for 16 bits
 )

@@ -40,8 +40,6 @@ REDUCE_OPS["premul"] = dist._make_nccl_premul_sum(FACTOR)  # type: ignore[attr-d
 # Renamed in torch 2.13, which warns of the old names.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-gather_functionally = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor
-reduce_scatter_functionally = getattr(functional, "reduce_scatter_single", None) or functional.reduce_scatter_tensor
 
 
 class CollectiveRaised(RuntimeError):
@@ -279,12 +277,12 @@ def functional_all_reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def functional_all_gather_tensor(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    output = gather_functionally(first(room, own), 0, place(room))
+    output = functional.all_gather_tensor(first(room, own), 0, place(room))
     return Begun([], lambda: rows(room, waited(output)))
 
 
 def functional_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    output = reduce_scatter_functionally(own, call.op, 0, place(room))
+    output = functional.reduce_scatter_tensor(own, call.op, 0, place(room))
     return Begun([], lambda: waited(output))
 
 

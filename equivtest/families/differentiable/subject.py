@@ -121,6 +121,13 @@ def gather_halves(room: Room, x: torch.Tensor) -> torch.Tensor:
     return torch.cat([half.reshape(len(x), half.numel() // len(x)) for half in gathered], dim=1)
 
 
+def scatter_halves(room: Room, x: torch.Tensor) -> torch.Tensor:
+    """Scatters the first half of each part along dim 1, and the second half along dim 0."""
+    first, second = x.tensor_split(2, dim=-1)
+    scattered = functional.reduce_scatter_single_coalesced([first.t(), second.reshape(-1)], "sum", [1, 0], room.group)
+    return torch.cat([half.reshape(-1) for half in scattered])
+
+
 FUNCTIONS: dict[str, Begin] = {
     "nn_broadcast": lambda room, call, x: nn.broadcast(x[0], room.source, room.group),
     "nn_gather": lambda room, call, x: torch.cat(nn.gather(x[0], room.source, room.group)),
@@ -142,14 +149,20 @@ FUNCTIONS: dict[str, Begin] = {
     ),
     "all_reduce": lambda room, call, x: functional.all_reduce(x[0], "sum", room.group),
     "all_gather_single": lambda room, call, x: functional.all_gather_single(x[0], 0, room.group),
-    "all_gather_single_dim1": lambda room, call, x: functional.all_gather_single(x[0][:, None], 1, room.group).t(),
-    "all_gather_single_autograd": lambda room, call, x: functional.all_gather_single_autograd(x[0], 0, room.group),
+    "all_gather_tensor_autograd": lambda room, call, x: (
+        functional.all_gather_tensor_autograd(x[0][:, None], 1, room.group).view(x.shape[1], len(x)).t()
+    ),
+    "all_gather_single_autograd": lambda room, call, x: (
+        functional.all_gather_single_autograd(x[0][:, None], 1, room.group).view(x.shape[1], len(x)).t()
+    ),
     "reduce_scatter_single": lambda room, call, x: functional.reduce_scatter_single(
         x.reshape(-1), "sum", 0, room.group
     ),
-    "reduce_scatter_single_dim1": lambda room, call, x: functional.reduce_scatter_single(x.t(), "sum", 1, room.group),
+    "reduce_scatter_tensor_autograd": lambda room, call, x: functional.reduce_scatter_tensor_autograd(
+        x.t(), "sum", 1, room.group
+    ),
     "reduce_scatter_single_autograd": lambda room, call, x: functional.reduce_scatter_single_autograd(
-        x.reshape(-1), "sum", 0, room.group
+        x.t(), "sum", 1, room.group
     ),
     "all_to_all_single": lambda room, call, x: functional.all_to_all_single(x.reshape(-1), None, None, room.group),
     "all_to_all_single_uneven": lambda room, call, x: functional.all_to_all_single(
@@ -162,8 +175,6 @@ FUNCTIONS: dict[str, Begin] = {
         functional.all_reduce_coalesced(halves(x[0]), "sum", room.group)
     ),
     "all_gather_single_coalesced": lambda room, call, x: gather_halves(room, x),
-    "reduce_scatter_single_coalesced": lambda room, call, x: torch.cat(
-        functional.reduce_scatter_single_coalesced(halves(x), "sum", [0, 0], room.group)
-    ),
+    "reduce_scatter_single_coalesced": lambda room, call, x: scatter_halves(room, x),
 }
 """Name of a case's function -> the function that calls it."""

@@ -109,11 +109,8 @@ class WeightedByRows(Weighted):
         return turned(rows, dim)
 
     def twice(self, total: torch.Tensor) -> Any:
-        @local_map(out_placements=[Partial()])
-        def doubled(share: torch.Tensor) -> Any:
-            return super(WeightedByRows, self).twice(share)
-
-        return doubled(total)
+        as_share: Any = local_map(out_placements=[Partial()])
+        return as_share(super().twice)(total)
 
     def number(self, rows: torch.Tensor) -> Any:
         with implicit_replication():
@@ -131,11 +128,14 @@ class WeightedByRows(Weighted):
         return (whole + share.redistribute(placements=[Replicate()]) / mesh.size()) / 4 + columns + rows
 
 
-def by_rows(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def by_rows(module: nn.Module, mesh: DeviceMesh, *, partitions: bool = False) -> nn.Module:
     """Divides the rows of x. The number of ranks must divide the number of rows, as local_map assumes.
 
     All ranks except the first have wrong parameters and buffers at first. distribute_module broadcasts the right ones.
     They have a wrong x too, and from_local with `run_check` broadcasts the right one.
+
+    Args:
+        partitions: Whether a function distributes the weight before torch replicates what is left.
     """
     if mesh.get_local_rank():
         for tensor in (*module.parameters(), *module.buffers()):
@@ -151,4 +151,7 @@ def by_rows(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     def gather(module: nn.Module, outputs: Any, mesh: DeviceMesh) -> Any:
         return tuple(each.redistribute(mesh, whole).to_local() for each in outputs)
 
-    return distribute_module(module, mesh, input_fn=prepare, output_fn=gather)
+    def partition(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        module.register_parameter("weight", nn.Parameter(distribute_tensor(module.get_parameter("weight"), mesh)))
+
+    return distribute_module(module, mesh, partition if partitions else None, prepare, gather)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -15,15 +17,17 @@ def heads_and_hidden_divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     The tensors within a layer are plain local tensors. The tensors between layers are whole. The last rank alone has
     the right weights of these layers, and sends each rank its shards.
     """
-    divided = ("attention.query", "attention.key", "attention.value", "mlp.gate", "mlp.up")
-    plan: dict[str, ParallelStyle] = {f"layers.*.{name}": ColwiseParallel() for name in divided}
+    plan: dict[str, ParallelStyle] = {"head": ColwiseParallel()}  # a name that the decoder does not have
+    plan |= {f"layers.*.{name}": ColwiseParallel() for name in ("attention.[qkv]*", "mlp.gate", "mlp.?p")}
     plan |= {f"layers.*.{name}": RowwiseParallel() for name in ("attention.out", "mlp.down")}
     last = mesh.size() - 1
     if mesh.get_local_rank() != last:
         for layer in module.modules():
             if isinstance(layer, nn.Linear):
                 layer.weight = nn.Parameter(torch.full_like(layer.weight, torch.nan))
-    return parallelize_module(module, mesh, plan, src_data_rank=last)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Parallelize plan key")
+        return parallelize_module(module, mesh, plan, src_data_rank=last)
 
 
 def layers_sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:

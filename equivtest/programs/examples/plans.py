@@ -74,7 +74,9 @@ def tensor_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     equal size.
     """
     divided = ColwiseParallel(use_local_output=False)
-    return parallelize_module(block, mesh, {"gate": divided, "up": divided, "down": RowwiseParallel()})
+    parallelize_module(block, mesh, {"gate": divided, "up": divided})
+    with mesh:
+        return parallelize_module(block, parallelize_plan={"down": RowwiseParallel()})
 
 
 def tensor_parallel_along_each_axis(blocks: nn.Module, mesh: DeviceMesh) -> nn.Module:

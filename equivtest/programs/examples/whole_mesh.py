@@ -36,15 +36,21 @@ DIVIDED = {"gate.weight": Shard(0), "up.weight": Shard(0), "down.weight": Shard(
 def sequence_and_data_parallel(block: ScaledBlock, mesh: DeviceMesh, *, data: str, separates: bool) -> nn.Module:
     """Divides tokens and hidden features along the axis 'tp' of the mesh, and applies FSDP2 along 'dp'.
 
+    Only the first rank along 'tp' has the right weights of the layers, which parallelize_module sends to the others.
+
     Args:
         data: What the ranks along 'dp' have of each parameter. If 'shards', each rank has a shard. If 'replicas', each
             rank has the whole parameter. If 'both', half of an even number of ranks divide the parameter, and the
-            other half have the same shards. If 'groups', the same on a mesh that is made of groups. If 'flattened',
-            each rank has a shard, and two axes of a mesh are flattened into one.
+            other half have the same shards. If 'groups', the same on a mesh that is made of groups. If 'unflattened',
+            the same on a mesh whose only axis is divided in three. If 'flattened', each rank has a shard, and two axes
+            of a mesh are flattened into one.
         separates: Whether shards of gradients are reduced on a separate process group. The option changes nothing if
             the parameters are not sharded.
     """
     whole = {name: parameter.detach().clone() for name, parameter in block.named_parameters()}
+    if mesh.get_local_rank("tp") or distributed.get_rank(mesh.get_group("tp")):
+        for layer in (block.gate, block.up, block.down):
+            layer.weight = nn.Parameter(torch.full_like(layer.weight, torch.nan))
     parallel: Any = sequence_parallel(block, mesh["tp"], dim=1)
     if data == "replicas":
         replicate(parallel, mesh=mesh["dp"])
@@ -52,7 +58,7 @@ def sequence_and_data_parallel(block: ScaledBlock, mesh: DeviceMesh, *, data: st
     fully_shard(parallel, mesh=along_data(mesh, data))
     if separates:
         parallel.set_separate_reduce_scatter_group()
-    if data in ("both", "groups"):
+    if data in ("both", "groups", "unflattened"):
         write(block, whole)
     return block
 
@@ -60,7 +66,7 @@ def sequence_and_data_parallel(block: ScaledBlock, mesh: DeviceMesh, *, data: st
 def along_data(mesh: DeviceMesh, data: str) -> DeviceMesh:
     if data == "shards":
         return mesh["dp"]
-    axes = three_axes(mesh, of_groups=data == "groups")[DATA]
+    axes = three_axes(mesh, made_of=data)[DATA]
     return axes._flatten() if data == "flattened" else axes
 
 
@@ -104,16 +110,19 @@ def replicated_by_layers(block: nn.Module, mesh: DeviceMesh, *, ignores: str = "
     return block
 
 
-def three_axes(mesh: DeviceMesh, *, of_groups: bool = False) -> DeviceMesh:
-    return _three_axes(mesh.device_type, tuple(mesh.shape), of_groups)
+def three_axes(mesh: DeviceMesh, *, made_of: str = "") -> DeviceMesh:
+    return _three_axes(mesh.device_type, tuple(mesh.shape), made_of)
 
 
 @cache
-def _three_axes(device_type: str, shape: tuple[int, int], of_groups: bool) -> DeviceMesh:  # noqa: FBT001
+def _three_axes(device_type: str, shape: tuple[int, int], made_of: str) -> DeviceMesh:
     """Returns the mesh of the whole world on which the first axis is divided in two."""
     num_replicas = 1 if shape[0] % 2 else 2
     sizes = (num_replicas, shape[0] // num_replicas, shape[1])
-    if not of_groups:
+    if made_of == "unflattened":
+        world: Any = init_device_mesh(device_type, (math.prod(sizes),), mesh_dim_names=("world",))
+        return cast("DeviceMesh", world._unflatten("world", sizes, AXES))
+    if made_of != "groups":
         return init_device_mesh(device_type, sizes, mesh_dim_names=AXES)
     ranks, new_groups = torch.arange(math.prod(sizes)).view(sizes), cast("Any", distributed)
     lines = [ranks.movedim(axis, -1).flatten(0, -2).tolist() for axis in range(ranks.ndim)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
@@ -39,14 +41,14 @@ def prepared(
         second: The layout that the second output is declared to have.
     """
     whole, rows = Replicate(), Shard(0)
+    outputs: Any = {"output_layouts": (rows, None, second), "desired_output_layouts": (whole, None, whole)}
     each = PrepareModuleInputOutput(
         input_layouts=(None, rows),
         desired_input_layouts=(None, rows),
         input_kwarg_layouts={"memory": whole},
         desired_input_kwarg_layouts={"memory": memory},
         use_local_input=True,
-        output_layouts=(rows, None, second),
-        desired_output_layouts=(whole, None, whole),
+        **outputs,
     )
     return parallelize_module(pair, mesh, {"": x, "scale": SequenceParallel(sequence_dim=0), "each": each})
 
