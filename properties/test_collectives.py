@@ -28,6 +28,8 @@ LARGEST_BYTES = 2**22
 MANY_RANKS = 8
 MOVES_LITTLE = (*(name for name in CALLS if name.endswith(("object", "object_list"))), "barrier", "monitored_barrier")
 """Collectives of Python objects, and collectives without elements."""
+WITH_ENDS = ("broadcast", "scatter", "gather", "reduce", "all_to_all", "tags")
+"""Bundles whose collectives have a root, or send to one rank."""
 FIRST_OF_EACH = tuple({call.function: name for name, call in reversed(CALLS.items())}.values())[::-1]
 """One collective of each function, for cases that take too long with every reduction."""
 
@@ -152,13 +154,21 @@ def on_many_ranks() -> tuple[CollectivesCase, ...]:
 
 
 def in_groups() -> tuple[CollectivesCase, ...]:
-    """Returns functional collectives with each form of a group whose ranks have other numbers in the world."""
+    """Returns collectives in a group whose ranks have other numbers in the world.
+
+    Functional collectives get each form of the group, and others name ranks by both numbers.
+    """
+    forms = [((bundle,), form) for bundle in ("functional", "functional moves") for form in GROUP_FORMS]
     return tuple(
         CollectivesCase(
-            world_size=2, members=(1, 2), collectives=names_of(bundle), numels=(2, 7), waits="async", group_form=form
+            world_size=2,
+            members=(1, 2),
+            collectives=tuple(name for bundle in bundles for name in names_of(bundle)),
+            numels=(2, 7),
+            waits="async",
+            group_form=form,
         )
-        for bundle in ("functional", "functional moves")
-        for form in GROUP_FORMS
+        for bundles, form in (*forms, (WITH_ENDS, "group"), (WITH_ENDS, "name"))
     )
 
 

@@ -218,7 +218,8 @@ class CollectivesCase(Case):
             second call's result is judged. If 'freed', each call is made twice too, but the second call has other
             tensors, at the addresses of the first call's tensors.
         group_form: How functional collectives are given the group: as a group, as a mesh, as a mesh and the number of
-            its axis, or as a name.
+            its axis, or as a name. With the last two forms, all other collectives name ranks by their numbers in the
+            world, and with the first two by their numbers in the group.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "index", "special")
@@ -271,6 +272,10 @@ class CollectivesCase(Case):
         """Returns for each size the range [start, stop) of its elements within a rank's operand."""
         stops = [self.world_size * sum(self.numels[: index + 1]) for index in range(len(self.numels))]
         return tuple((stop - self.world_size * numel, stop) for stop, numel in zip(stops, self.numels, strict=True))
+
+    @property
+    def names_ranks_in_group(self) -> bool:
+        return self.group_form in ("group", "mesh")
 
     def split(self, numel: int, source: int, target: int) -> int:
         """Returns how many elements `source` sends to `target` with uneven splits: all of `numel`, half or none."""

@@ -195,7 +195,7 @@ def broadcast(room: Room, call: Call, own: torch.Tensor) -> Begun:
     """Broadcasts the first part of each root's operand. Each rank is the root in turn. Returns one row per root."""
     mine = first(room, own)
     buffers = [room.copy(mine) if root == room.rank else room.empty(mine) for root in range(room.ranks)]
-    works = [dist.broadcast(buffer, group_src=root, **room.how) for root, buffer in enumerate(buffers)]
+    works = [dist.broadcast(buffer, **room.end("src", root), **room.how) for root, buffer in enumerate(buffers)]
     return Begun(works, lambda: torch.stack(buffers))
 
 
@@ -203,7 +203,7 @@ def scatter(room: Room, call: Call, own: torch.Tensor) -> Begun:
     """Scatters with each rank as the root in turn. Returns one row per root: the root's part for this rank."""
     outputs = empties(room, first(room, own))
     works = [
-        dist.scatter(output, parts(room, own) if root == room.rank else None, group_src=root, **room.how)
+        dist.scatter(output, parts(room, own) if root == room.rank else None, **room.end("src", root), **room.how)
         for root, output in enumerate(outputs)
     ]
     return Begun(works, lambda: torch.stack(outputs))
@@ -214,7 +214,7 @@ def gather(room: Room, call: Call, own: torch.Tensor) -> Begun:
     mine = first(room, own)
     outputs = empties(room, mine)
     works = [
-        dist.gather(mine, outputs if root == room.rank else None, group_dst=root, **room.how)
+        dist.gather(mine, outputs if root == room.rank else None, **room.end("dst", root), **room.how)
         for root in range(room.ranks)
     ]
     return Begun(works, lambda: torch.stack(outputs))
@@ -224,7 +224,8 @@ def reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
     """Reduces with each rank as the root in turn. Returns the result of the call whose root is this rank."""
     buffers = [room.copy(first(room, own)) for _ in range(room.ranks)]
     works = [
-        dist.reduce(buffer, group_dst=root, op=REDUCE_OPS[call.op], **room.how) for root, buffer in enumerate(buffers)
+        dist.reduce(buffer, op=REDUCE_OPS[call.op], **room.end("dst", root), **room.how)
+        for root, buffer in enumerate(buffers)
     ]
     return Begun(works, lambda: buffers[room.rank])
 

@@ -35,7 +35,7 @@ def send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
     for peer in _others(room):
         for sends in (room.rank < peer, room.rank > peer):
             function: Any = (dist.send if is_sync else dist.isend) if sends else (dist.recv if is_sync else dist.irecv)
-            end = {"group_dst": peer} if sends else {"group_src": peer}
+            end = room.end("dst" if sends else "src", peer)
             work = function(mine[peer] if sends else outputs[peer], group=room.group, **end)
             works += [] if is_sync else [work]
     return Begun(works, lambda: torch.stack(outputs))
@@ -44,8 +44,10 @@ def send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
 def batched_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
     mine, outputs = parts(room, own), empties(room, first(room, own))
     outputs[room.rank].copy_(mine[room.rank])
-    calls = [dist.P2POp(dist.isend, mine[peer], group=room.group, group_peer=peer) for peer in _others(room)]
-    calls += [dist.P2POp(dist.irecv, outputs[peer], group=room.group, group_peer=peer) for peer in _others(room)]
+    calls = [dist.P2POp(dist.isend, mine[peer], group=room.group, **room.end("peer", peer)) for peer in _others(room)]
+    calls += [
+        dist.P2POp(dist.irecv, outputs[peer], group=room.group, **room.end("peer", peer)) for peer in _others(room)
+    ]
     works = dist.batch_isend_irecv(calls) if calls else []
     return Begun(works, lambda: torch.stack(outputs))
 
@@ -66,10 +68,10 @@ def tagged_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
     works: list[Any] = []
     for tag, peer in itertools.product(TAGS, _others(room)):
         message = room.empty(first_of_all).copy_(_turned(mine[peer], tag))
-        works.append(dist.isend(message, group=room.group, group_dst=peer, tag=tag))
+        works.append(dist.isend(message, group=room.group, tag=tag, **room.end("dst", peer)))
     for tag, peer in itertools.product(reversed(TAGS), _others(room)):
         receive: Any = dist.irecv if room.how["async_op"] else dist.recv
-        work = receive(outputs[tag][peer], group=room.group, group_src=peer, tag=tag)
+        work = receive(outputs[tag][peer], group=room.group, tag=tag, **room.end("src", peer))
         works += [work] if room.how["async_op"] else []
 
     def mixed() -> torch.Tensor:
@@ -101,7 +103,7 @@ def gather_object(room: Room, call: Call, own: torch.Tensor) -> Begun:
     found: list[Any] = [None] * room.ranks
     for root in range(room.ranks):
         into = found if root == room.rank else None
-        dist.gather_object(_as_object(first(room, own)), into, group=room.group, group_dst=root)
+        dist.gather_object(_as_object(first(room, own)), into, group=room.group, **room.end("dst", root))
     return Begun([], lambda: torch.stack([_as_tensor(each, own) for each in found]))
 
 
@@ -109,7 +111,7 @@ def broadcast_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
     found = []
     for root in range(room.ranks):
         objects: list[Any] = [_as_object(first(room, own)) if root == room.rank else None]
-        dist.broadcast_object_list(objects, group=room.group, group_src=root)
+        dist.broadcast_object_list(objects, group=room.group, **room.end("src", root))
         found.append(objects[0])
     return Begun([], lambda: torch.stack([_as_tensor(each, own) for each in found]))
 
@@ -120,7 +122,7 @@ def scatter_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
     for root in range(room.ranks):
         output: list[Any] = [None]
         given = [_as_object(part) for part in parts(room, own)] if root == room.rank else None
-        dist.scatter_object_list(output, given, group=room.group, group_src=root)
+        dist.scatter_object_list(output, given, group=room.group, **room.end("src", root))
         found.append(output[0])
     return Begun([], lambda: torch.stack([_as_tensor(each, own) for each in found]))
 

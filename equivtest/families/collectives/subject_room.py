@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import distributed as dist
 
 from equivtest.families.collectives.case import Call, CollectivesCase
 from equivtest.tensors import same_bits
@@ -52,6 +53,12 @@ class Room:
     @property
     def how(self) -> dict[str, Any]:
         return {"group": self.group, "async_op": self.case.waits != "at_once"}
+
+    def end(self, name: str, rank: int) -> dict[str, int]:
+        """Returns the argument that names a rank of the group: `name` is 'src', 'dst' or 'peer'."""
+        if self.case.names_ranks_in_group:
+            return {f"group_{name}": rank}
+        return {name: dist.get_global_rank(self.group, rank)}
 
     @property
     def _untouched(self) -> int:
