@@ -27,6 +27,13 @@ def run_backward(output: torch.Tensor, case: Case, mesh: DeviceMesh, cotangent: 
         torch.autograd.backward(output, cotangent)
 
 
+def require_form(output: torch.Tensor, *, is_plain: bool) -> None:
+    """Raises TypeError if the output is a DTensor and must be a plain tensor, or the other way round."""
+    if isinstance(output, DTensor) == is_plain:
+        expected = "a plain tensor" if is_plain else "a DTensor"
+        raise TypeError(f"the output must be {expected}, got {type(output).__name__}")
+
+
 def under_contract(case: Case, found: Mapping[str, torch.Tensor | None]) -> Answers:
     """Returns the tensors as a subject returns them: plain tensors get the layout of the case's contract."""
     contract = case.layouts()

@@ -19,7 +19,7 @@ from torch.distributed.tensor._random import manual_seed
 from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
-from equivtest.cases.subject import Answers, Given, as_dtensor, run_backward, under_contract
+from equivtest.cases.subject import Answers, Given, as_dtensor, require_form, run_backward, under_contract
 from equivtest.families.dropout.case import DropoutCase
 from equivtest.layout import Shard
 
@@ -34,6 +34,7 @@ def parallel_dropout(case: DropoutCase, mesh: DeviceMesh, given: Given) -> Answe
     with seeded(mesh, int(given["seeds"])):
         given_x = as_dtensor(x, case, "x", mesh) if case.x_is_dtensor else x
         output = checkpoint(layer, given_x, use_reentrant=case.reentrant) if case.recomputed else layer(given_x)
+        require_form(output, is_plain=case.use_local_output)
         run_backward(output, case, mesh, given["cotangent"])
     return dropout_answers(case, x, output)
 

@@ -16,6 +16,7 @@ from equivtest.cases.subject import (
     Answers,
     Given,
     as_dtensor,
+    require_form,
     run_backward,
     torch_placement,
     under_contract,
@@ -47,6 +48,7 @@ def run_embedding(
     layer = parallelize_module(make_embedding(case, given, module), mesh, plan)
     ids = given["ids"]
     output = layer(as_dtensor(ids, case, "ids", mesh) if case.ids_is_dtensor else ids)
+    require_form(output, is_plain=case.use_local_output)
     run_backward(output, case, mesh, given["cotangent"])
     return embedding_answers(case, layer, output)
 

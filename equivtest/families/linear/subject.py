@@ -11,7 +11,15 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from equivtest.cases.subject import Answers, Given, as_dtensor, run_backward, torch_placement, under_contract
+from equivtest.cases.subject import (
+    Answers,
+    Given,
+    as_dtensor,
+    require_form,
+    run_backward,
+    torch_placement,
+    under_contract,
+)
 from equivtest.families.linear.case import LinearCase
 
 
@@ -38,6 +46,7 @@ def run_linear(
     layer = parallelize_module(make_linear(case, given, module), mesh, plan)
     x = given["x"].detach().requires_grad_("x" in case.requires_grad)  # shares the harness's memory
     output = layer(as_dtensor(x, case, "x", mesh) if case.x_is_dtensor else x)
+    require_form(output, is_plain=case.use_local_output)
     run_backward(output, case, mesh, given["cotangent"])
     return answers(case, layer, x, output)
 

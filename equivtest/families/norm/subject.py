@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 
-from equivtest.cases.subject import Answers, Given, as_dtensor, run_backward, under_contract
+from equivtest.cases.subject import Answers, Given, as_dtensor, require_form, run_backward, under_contract
 from equivtest.families.norm.case import NormCase
 
 
@@ -31,6 +31,7 @@ def run_norm(case: NormCase, mesh: DeviceMesh, given: Given, layer: nn.Module) -
     layer = parallelize_module(layer, mesh, plan)
     x = given["x"].detach().requires_grad_("x" in case.requires_grad)  # shares the harness's memory
     output = layer(as_dtensor(x, case, "x", mesh) if case.x_is_dtensor else x)
+    require_form(output, is_plain=case.use_local_output)
     run_backward(output, case, mesh, given["cotangent"])
     return norm_answers(case, layer, x, output)
 

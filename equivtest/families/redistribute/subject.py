@@ -22,6 +22,7 @@ from equivtest.cases.subject import (
     flattened_mesh,
     own_operand,
     placements_of,
+    require_form,
     under_contract,
 )
 from equivtest.errors import Unsupported
@@ -59,6 +60,7 @@ def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, mov
         mesh = flattened_mesh(mesh.device_type, case.mesh_shape)
     leaf, x = enter(case, mesh, given["x"])
     output = leave(case, x, move)
+    require_form(output, is_plain=case.leaves_as_plain_tensor)
     if output.requires_grad:
         torch.autograd.backward(output, take_cotangent(case, mesh, given["cotangent"]))
     found: dict[str, torch.Tensor | None] = {"output": output}

@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from equivtest.cases.subject import Answers, Given, own_operand, placement_of, under_contract
+from equivtest.cases.subject import Answers, Given, own_operand, placement_of, require_form, under_contract
 from equivtest.families.redistribute.prepared.case import PreparedCase
 from equivtest.families.redistribute.subject import as_dtensor, take_cotangent
 from equivtest.layout import parse_placement
@@ -59,6 +59,7 @@ def run_prepared(case: PreparedCase, mesh: DeviceMesh, given: Given, plan: Paral
     x.requires_grad_(bool(case.requires_grad))
     module = parallelize_module(nn.Identity(), mesh, plan)
     output = module(input=x) if case.as_kwarg else module(x)
+    require_form(output, is_plain=case.use_local_output)
     if output.requires_grad:
         torch.autograd.backward(output, take_cotangent(case, mesh, given["cotangent"]))
     found: dict[str, torch.Tensor | None] = {"output": output}
