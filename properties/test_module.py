@@ -93,7 +93,7 @@ attention_block_by_tokens = module_property(
     ATTENTION,
     "equivtest.programs.examples.context:tokens_divided",
     x_shapes=[(2, 24, 6)],
-    options={"kind": ("context", "in order", "documents"), "rotates": ("allgather", "alltoall")},
+    options={"kind": ("context", "in order", "documents", "blocks"), "rotates": ("allgather", "alltoall")},
     conclusive_dtypes=("float64",),
 )
 

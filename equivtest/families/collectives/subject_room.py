@@ -54,7 +54,7 @@ class Room:
     def how(self) -> dict[str, Any]:
         return {"group": self.group, "async_op": self.case.waits != "at_once"}
 
-    def end(self, name: str, rank: int) -> dict[str, int]:
+    def end(self, name: str, rank: int) -> dict[str, Any]:
         """Returns the argument that names a rank of the group: `name` is 'src', 'dst' or 'peer'."""
         if self.case.names_ranks_in_group:
             return {f"group_{name}": rank}

@@ -17,9 +17,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import context_parallel_unshard, set_rotate_method
 from torch.distributed.tensor.experimental._context_parallel import _attention as untyped
-from torch.distributed.tensor.experimental._context_parallel._load_balancer import _PerDocumentHeadTailLoadBalancer
+from torch.distributed.tensor.experimental._context_parallel._load_balancer import (
+    _PerDocumentHeadTailLoadBalancer,
+    _PTRRLoadBalancer,
+)
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn import functional
+from torch.nn.attention.flex_attention import create_block_mask
 
 from equivtest.programs.examples.attention import AttentionBlock
 from equivtest.programs.examples.attention_plan import reduced
@@ -116,6 +120,20 @@ class InDocuments(ContextBlock):
         return _PerDocumentHeadTailLoadBalancer(documents, self.mesh.size(), x.device)
 
 
+class InBlocks(InDocuments):
+    """The same with blocks of two tokens, which torch deals out by the work that they are."""
+
+    def balancer(self, x: torch.Tensor, num_shards: int = 1) -> Any:
+        num_tokens = x.shape[TOKENS] * num_shards
+        mask = create_block_mask(
+            lambda row, head, query, key: (query >= key) & (query // 4 % (row + 2) > 0),
+            *(len(x), 1, num_tokens, num_tokens),
+            device=x.device.type,
+            BLOCK_SIZE=2,
+        )
+        return _PTRRLoadBalancer(mask, self.mesh.size())
+
+
 class _Divide(torch.autograd.Function):
     """Keeps this rank's tokens in the forward. In the backward, collects the gradients of all tokens."""
 
@@ -169,7 +187,12 @@ class _Ring(torch.autograd.Function):
         return *found, None
 
 
-KINDS: dict[str, type[ContextBlock]] = {"context": ContextBlock, "in order": InOrder, "documents": InDocuments}
+KINDS: dict[str, type[ContextBlock]] = {
+    "context": ContextBlock,
+    "in order": InOrder,
+    "documents": InDocuments,
+    "blocks": InBlocks,
+}
 
 
 def tokens_divided(block: nn.Module, mesh: DeviceMesh, *, kind: str, rotates: str) -> nn.Module:
@@ -177,7 +200,7 @@ def tokens_divided(block: nn.Module, mesh: DeviceMesh, *, kind: str, rotates: st
 
     Args:
         kind: If 'context', `context_parallel` divides, and torch's ring attends. If 'in order', the same with
-            consecutive tokens on each rank. If 'documents', torch gathers the keys and the values.
+            consecutive tokens on each rank. If 'documents' or 'blocks', torch gathers the keys and the values.
         rotates: How the keys go round the ring: 'allgather' or 'alltoall'.
     """
     for parameter in block.parameters():
@@ -186,7 +209,7 @@ def tokens_divided(block: nn.Module, mesh: DeviceMesh, *, kind: str, rotates: st
     torch_cp._cp_options.convert_to_f32 = next(block.parameters()).dtype != torch.float64
     set_rotate_method(rotates)
     block.__class__, block.mesh = KINDS[kind], mesh  # type: ignore[assignment]
-    if kind == "documents":
+    if kind in ("documents", "blocks"):
         style = torch_cp._ContextParallel(ROWS_OF_MASK, torch_cp._ContextParallel.AttentionType.FLEX)
         block.inner = parallelize_module(Gathered(), mesh, style)
     return block
