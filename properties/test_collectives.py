@@ -156,19 +156,14 @@ def on_many_ranks() -> tuple[CollectivesCase, ...]:
 def in_groups() -> tuple[CollectivesCase, ...]:
     """Returns collectives in a group whose ranks have other numbers in the world.
 
-    Functional collectives get each form of the group, and others name ranks by both numbers.
+    Functional collectives get each form of the group. Others name ranks by their numbers in the world.
     """
-    forms = [((bundle,), form) for bundle in ("functional", "functional moves") for form in GROUP_FORMS]
+    forms = [(bundle, form) for bundle in ("functional", "functional moves") for form in GROUP_FORMS]
     return tuple(
         CollectivesCase(
-            world_size=2,
-            members=(1, 2),
-            collectives=tuple(name for bundle in bundles for name in names_of(bundle)),
-            numels=(2, 7),
-            waits="async",
-            group_form=form,
+            world_size=2, members=(1, 2), collectives=names_of(bundle), numels=(2, 7), waits="async", group_form=form
         )
-        for bundles, form in (*forms, (WITH_ENDS, "group"), (WITH_ENDS, "name"))
+        for bundle, form in (*forms, *((bundle, "name") for bundle in WITH_ENDS))
     )
 
 
