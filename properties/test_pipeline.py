@@ -48,14 +48,14 @@ OF_MANY_ROWS: dict[str, Any] = {
 }
 """Arguments of a pipeline along one axis of a mesh, with other rows for each rank of the other axis."""
 
-# Each stage is sharded, and ranks have different rows.  The dim of the rows, and who divides the loss, change.
+# Each stage is sharded or replicated. Ranks have different rows. The dim of the rows, and who divides the loss, change.
 sharded_pipelined_step = module_property(
     f"{PIPELINE}:mean_chain",
     f"{PIPELINE}_plan:sharded_pipelined",
     options={
         "counts": (False, True),
         "dim": (0, 1),
-        "recomputes": (True, False),
+        "data": ("recomputed", "layers", "replicas"),
         "schedule": ("1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"),
     },
     **OF_MANY_ROWS,

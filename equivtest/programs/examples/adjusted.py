@@ -15,12 +15,13 @@ import torch
 from torch import distributed, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard, share_comm_ctx
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, share_comm_ctx
 from torch.distributed.fsdp._fully_shard import _fsdp_common
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.tensor import Shard
 
 from equivtest.programs.examples.gated import GatedBlock, TwoBlocks
+from equivtest.programs.examples.narrow import WIDE
 from equivtest.programs.examples.plans import spoil
 from equivtest.programs.examples.whole_mesh import write
 
@@ -171,13 +172,17 @@ def fully_sharded_with_unused_layer(
     """Shards a block. Some ranks do not run one of its layers, and reduce zeros for this layer.
 
     Args:
-        together: Whether that layer is in a group with another layer. Otherwise all layers are in one group. No third
-            group is gathered in the backward, because torch gathers the first group earlier if not all of it has run.
+        together: Whether that layer is in a group with another layer. FSDP2 widens what each layer of the group
+            returns, and the last layer computes in float64. Otherwise all layers are in one group. No third group is
+            gathered in the backward, because torch gathers the first group earlier if not all of it has run.
         num_buffers: How many inputs of reductions FSDP2 may keep at once.
     """
+    policy = MixedPrecisionPolicy()
     if together:
-        fully_shard(cast("Any", [block.gate, block.up]), mesh=mesh)
-    sharded: Any = fully_shard(block, mesh=mesh)
+        dtype = block.gate.weight.dtype
+        fully_shard(cast("Any", [block.gate, block.up]), mesh=mesh, mp_policy=MixedPrecisionPolicy(output_dtype=WIDE))
+        policy = MixedPrecisionPolicy(param_dtype=WIDE, output_dtype=dtype, cast_forward_inputs=False)
+    sharded: Any = fully_shard(block, mesh=mesh, mp_policy=policy)
     sharded.set_reduce_scatter_unused_params(True)
     sharded.set_reduce_scatter_max_input_buffers(num_buffers)
     return block

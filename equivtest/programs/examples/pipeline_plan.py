@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -22,6 +23,8 @@ ONE_STAGE = ("GPipe", "1F1B")
 """Schedules in which each rank has one stage. In all other schedules each rank has two stages."""
 BACK_AND_FORTH = ("ZBVZeroBubble", "DualPipeV")
 """Schedules in which the first rank has the first stage and the last stage."""
+SPLIT = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+"""Schedules that compute gradients of weights after the gradients of inputs."""
 IN_ORDER = ("LoopedBFS", "Interleaved1F1B")
 """Schedules in which ranks receive in the order of the sends, also with `defer_pp_recv`. With `defer_pp_recv` in other
 schedules, a rank takes an activation for a gradient (finding 155)."""
@@ -186,21 +189,27 @@ def pipelined(chain: Chain, mesh: DeviceMesh, *, schedule: str, infers: bool, ev
 
 
 def sharded_pipelined(
-    chain: Chain, mesh: DeviceMesh, *, schedule: str, counts: bool, dim: int, recomputes: bool = False
+    chain: Chain, mesh: DeviceMesh, *, schedule: str, counts: bool, dim: int, data: str = "stages"
 ) -> nn.Module:
-    """Divides the chain along the axis 'pp' of the mesh, and shards each stage by FSDP2 along 'dp'.
+    """Divides the chain along the axis 'pp' of the mesh, and applies FSDP2 to each stage along 'dp'.
 
     Args:
-        recomputes: Whether the backward recomputes each stage in up to three segments.
+        data: What the ranks along 'dp' have. If 'stages' or 'recomputed', they shard each stage as a whole. If
+            'recomputed', the backward recomputes each stage in up to three segments. If 'layers', they shard the first
+            layer of each stage alone, and then the rest of the stage. A layer is gathered until the end of the backward
+            if the schedule splits the backward (finding 173). If 'replicas', each rank has whole stages.
     """
     pipeline = Pipeline(chain, mesh["pp"], schedule, infers=False, counts=counts, dim=dim)
-    return with_sharded_stages(pipeline, mesh, recomputes=recomputes)
+    return with_sharded_stages(pipeline, mesh, data=data)
 
 
-def with_sharded_stages(pipeline: Pipeline, mesh: DeviceMesh, *, recomputes: bool = False) -> Pipeline:
+def with_sharded_stages(pipeline: Pipeline, mesh: DeviceMesh, *, data: str) -> Pipeline:
+    shard: Any = replicate if data == "replicas" else fully_shard
     for stage in pipeline.stages.values():
-        stage.num_segments = min(3, len(stage.layers)) if recomputes else 0
-        fully_shard(stage, mesh=mesh["dp"])
+        stage.num_segments = min(3, len(stage.layers)) if data == "recomputed" else 0
+        if data == "layers":
+            fully_shard(stage.layers[0], mesh=mesh["dp"], reshard_after_forward=pipeline.name not in SPLIT)
+        shard(stage, mesh=mesh["dp"])
     return pipeline
 
 

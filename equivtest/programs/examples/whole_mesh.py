@@ -7,6 +7,7 @@ _init_sharding_spec_tp and _init_sharding_spec_spmd in _fsdp_param.py (torch 2.1
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from functools import cache, partial
 from typing import Any, cast
 
@@ -96,18 +97,33 @@ def parallel_on_named_axes(block: ScaledBlock, mesh: DeviceMesh, *, data: str) -
 def replicated_by_layers(block: nn.Module, mesh: DeviceMesh, *, ignores: str = "") -> nn.Module:
     """Replicates each layer, and then the whole block. Each rank has the whole parameters.
 
+    Before that the block gives up a step.
+
     Args:
         ignores: Name of a layer whose weight `replicate` ignores. A hook averages the gradient of this weight. The
             layer `up` has no other parameter, and `down` has a bias.
     """
     names = [f"{ignores}.weight"] if ignores else []
     ignored: Any = {block.get_parameter(name) for name in names}
+    x = block.get_parameter("up.weight").detach().clone()
     for part in (*block.children(), block):
         replicate(part, mesh=mesh, ignored_params=ignored)
+    give_up(block, x)
     for name in names:
         own: Any = block.get_parameter(name)
         own.register_post_accumulate_grad_hook(partial(average, mesh))
     return block
+
+
+def give_up(replicas: Any, x: torch.Tensor) -> None:
+    """Runs a micro-batch whose gradients stay on each rank, and another that fails. No later step may see them."""
+    replicas.set_requires_all_reduce(False)
+    replicas(x).sum().backward()
+    with suppress(RuntimeError):
+        replicas(x[:, :1])  # has too few features
+    replicas.reset_iter_state()
+    replicas.set_requires_all_reduce(True)
+    replicas.zero_grad()
 
 
 def three_axes(mesh: DeviceMesh, *, made_of: str = "") -> DeviceMesh:

@@ -68,10 +68,10 @@ def scaled(chain: Chain, mesh: DeviceMesh, *, schedule: str, infers: bool) -> nn
 
 
 def sharded_and_scaled(
-    chain: Chain, mesh: DeviceMesh, *, schedule: str, counts: bool, dim: int, recomputes: bool = False
+    chain: Chain, mesh: DeviceMesh, *, schedule: str, counts: bool, dim: int, data: str = "stages"
 ) -> nn.Module:
     pipeline = Scaled(chain, mesh["pp"], schedule, infers=False, counts=counts, dim=dim)
-    return with_sharded_stages(pipeline, mesh, recomputes=recomputes)
+    return with_sharded_stages(pipeline, mesh, data=data)
 
 
 def counted_by_all(
