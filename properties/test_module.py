@@ -291,7 +291,7 @@ STRATEGIES = {"strategy": ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"), "by_name"
 
 # One flat parameter, or one for each layer, that is divided without regard to rows. No setting changes a result.
 flat_sharded_block = module_property(
-    BUILD,
+    f"{FLAT}partly_frozen_block",
     f"{FLAT}flat_sharded",
     x_shapes=ROWS,
     options={
@@ -317,7 +317,7 @@ fully_sharded_block_by_switches = module_property(
 ADJUSTED = "equivtest.programs.examples.adjusted:"
 
 fully_sharded_block_by_calls = module_property(
-    BUILD,
+    "equivtest.programs.examples.gated:deep_block",
     f"{ADJUSTED}fully_sharded_by_calls",
     x_shapes=ROWS,
     options={
@@ -382,11 +382,11 @@ WHOLE_MESH = "equivtest.programs.examples.whole_mesh:"
 DATA = ("shards", "replicas", "both")
 
 
-def on_two_axes(parallelize: str) -> ModuleCase:
-    """Returns a case in which ranks along both axes divide the parameters."""
+def on_two_axes(parallelize: str, mesh: tuple[int, int] = (2, 2)) -> ModuleCase:
+    """Returns a case on four ranks and a mesh of two axes."""
     return ModuleCase(
         world_size=4,
-        mesh=(2, 2),
+        mesh=mesh,
         axes=("dp", "tp"),
         build="equivtest.programs.examples.gated:scaled_block",
         parallelize=f"{WHOLE_MESH}{parallelize}",
@@ -416,7 +416,11 @@ fully_sharded_block_on_named_axes = module_property(
     world_sizes=(2, 4),
     batch="mean of parts",
     options={"data": DATA},
-    examples=[on_two_axes("parallel_on_named_axes(data='shards')")],
+    examples=[
+        on_two_axes("parallel_on_named_axes(data='shards')"),
+        on_two_axes("parallel_on_named_axes(data='shards on two')", mesh=(4, 1)),
+        on_two_axes("parallel_on_named_axes(data='replicas on two')", mesh=(4, 1)),
+    ],
     conclusive_dtypes=("float32", "float64"),
 )
 
@@ -519,6 +523,22 @@ flat_sharded_step = module_property(
     **FLAT_STEP,
     options={**STRATEGIES, "setting": ("ignored head", "full state", "sharded state", "local state")},
     step=f"{FLAT}flat_token_mean",
+    examples=[
+        ModuleCase(
+            world_size=2,
+            build="equivtest.programs.examples.next_token:next_token(ties=True)",
+            parallelize=f"{FLAT}flat_sharded(strategy='FULL_SHARD', by_name=True, setting='full state')",
+            inputs=(("ids", "ids(7)", ("batch", "seq")), ("targets", "targets(7, -100)", ("batch", "seq"))),
+            sizes=(("batch", 7), ("seq", 2)),
+            batch="parts of the whole",
+            optimizer=f"{TOKEN_MEAN}adamw",
+            step=f"{FLAT}flat_token_mean",
+            steps=2,
+            micro_batches=3,
+            max_norm=0.5,
+            values=(("real", 0),),
+        )
+    ],
 )
 
 flat_sharded_step_by_largest = module_property(

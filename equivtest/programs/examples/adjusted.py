@@ -38,8 +38,8 @@ def fully_sharded_by_calls(
             Between the two they are converted to another dtype and back. If 'in two', the ranks gather the sign and
             the magnitude of each element. If 'in groups', no layer is sharded alone, and the first two weights are on
             another mesh of the same ranks. If 'default', none of these.
-        from_the_end: Whether dims of parameters are counted from the end. Weights are sharded on their last dim if the
-            number of ranks divides it.
+        from_the_end: Whether dims of parameters are counted from the end. Weights are sharded on their last dim, or on
+            the middle one of three, if the number of ranks divides it.
     """
     placement = partial(dim_from_the_end, mesh) if from_the_end else None
     if parameters == "in groups":
@@ -63,7 +63,8 @@ def fully_sharded_by_calls(
 
 
 def dim_from_the_end(mesh: DeviceMesh, parameter: nn.Parameter) -> Shard:
-    return Shard(-1 if parameter.shape[-1] % mesh.size() == 0 else -parameter.ndim)
+    dim = -2 if parameter.ndim == 3 else -1
+    return Shard(dim if parameter.shape[dim] % mesh.size() == 0 else -parameter.ndim)
 
 
 @cache

@@ -27,13 +27,13 @@ from torch.distributed.fsdp import (
     ShardingStrategy,
     StateDictType,
 )
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
 
+from equivtest.programs.examples.gated import RepeatedBlock
 from equivtest.programs.examples.plans import average, spoil
 from equivtest.programs.examples.token_mean import MAX_NORM, TokenMean
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "in one": {"auto_wrap_policy": None},
     "early": {"forward_prefetch": True, "limit_all_gathers": False},
     "late": {
         "backward_prefetch": BackwardPrefetch.BACKWARD_POST,
@@ -41,10 +41,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "cast": {"backward_prefetch": None, "mixed_precision": MixedPrecision(param_dtype=torch.float64)},
 }
-"""Arguments under which the whole block has one flat parameter, or that move the gathers.
-
-Two of them also reduce or compute in float64.
-"""
+"""Arguments that move the gathers. Two of them also reduce or compute in float64."""
 HYBRID = {"FULL_SHARD": ShardingStrategy.HYBRID_SHARD, "SHARD_GRAD_OP": ShardingStrategy._HYBRID_SHARD_ZERO2}
 IGNORED = {"ignored layer": "up", "ignored weight": "down.weight", "ignored head": "head"}
 STATES = {
@@ -61,22 +58,34 @@ ON_ITS_DEVICE = FullOptimStateDictConfig(offload_to_cpu=False)
 """Keeps the full state of an optimizer right on the CPU (finding 158)."""
 
 
+def partly_frozen_block() -> nn.Module:
+    """Makes a block in which two layers run twice, and the gate is frozen."""
+    block = RepeatedBlock(2, 5)
+    block.gate.weight.requires_grad = False
+    return block
+
+
 def flat_sharded(block: nn.Module, mesh: DeviceMesh, *, strategy: str, by_name: bool, setting: str = "") -> nn.Module:
     """Flattens each layer and the rest of the block, or the whole block, and divides the flat parameters.
+
+    Layers that share a weight belong to the rest of the block.
 
     Args:
         strategy: Name of a ShardingStrategy. 'NO_SHARD' keeps all parameters on each rank, and averages gradients.
         by_name: Whether the parameters keep their names, and the module gets the mesh. Otherwise each flat parameter is
             one parameter, and the module gets a process group.
-        setting: A name in `SETTINGS`, `IGNORED` or `STATES`, or 'hybrid' or 'rewritten'. A hook averages the gradients
-            that are ignored. If 'hybrid', four ranks shard in pairs. If 'rewritten', the whole parameters are read,
-            spoiled and written again.
+        setting: A name in `SETTINGS`, `IGNORED` or `STATES`, or 'in one', 'hybrid' or 'rewritten'. A hook averages the
+            gradients that are ignored. If 'in one', the block has one flat parameter, and a second one for frozen
+            layers if parameters have no names. If 'hybrid', four ranks shard in pairs. If 'rewritten', the whole
+            parameters are read, spoiled and written again.
     """
     how: dict[str, Any] = {
-        "auto_wrap_policy": ModuleWrapPolicy({nn.Linear, nn.Embedding}),
+        "auto_wrap_policy": ModuleWrapPolicy({nn.LayerNorm} if has_shared(block) else {nn.Linear, nn.Embedding}),
         "sharding_strategy": ShardingStrategy[strategy],
     }
     how |= {"device_mesh": mesh} if by_name else {"process_group": mesh.get_group()}
+    if setting == "in one":
+        how["auto_wrap_policy"] = None if by_name else CustomPolicy(is_frozen)
     if setting == "hybrid" and strategy in HYBRID:
         how |= {"sharding_strategy": HYBRID[strategy], "process_group": hybrid_groups(mesh), "device_mesh": None}
     if setting == "cast":
@@ -102,6 +111,14 @@ def flat_sharded(block: nn.Module, mesh: DeviceMesh, *, strategy: str, by_name: 
         FullyShardedDataParallel.set_state_dict_type(sharded, STATES[setting if has_form else "full state"], *configs)
         reload(sharded)
     return sharded
+
+
+def has_shared(block: nn.Module) -> bool:
+    return len(list(block.named_parameters(remove_duplicate=False))) > len(list(block.parameters()))
+
+
+def is_frozen(layer: nn.Module) -> bool:
+    return not any(parameter.requires_grad for parameter in layer.parameters())
 
 
 @cache

@@ -19,7 +19,7 @@ class GatedBlock(nn.Module):
     def __init__(self, num_features: int, num_hidden: int) -> None:
         super().__init__()
         self.gate = nn.Linear(num_features, num_hidden, bias=False)
-        self.up = nn.Linear(num_features, num_hidden, bias=False)
+        self.up: nn.Module = nn.Linear(num_features, num_hidden, bias=False)
         self.down = nn.Linear(num_hidden, num_features)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -72,6 +72,25 @@ class FormedBlock(TwoOutputBlock):
             case "nested":
                 return {"first": [first], "others": ({"second": second},)}
         return first, second
+
+
+class Difference(nn.Module):
+    """The layer (W1 - W2) x, whose weight has the shape (num_outputs, 2, num_inputs)."""
+
+    def __init__(self, num_inputs: int, num_outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(num_outputs, 2, num_inputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self.weight[:, 0] - self.weight[:, 1])
+
+
+class DeepBlock(GatedBlock):
+    """The block y = x + W3 (relu(W1 x) * (W2 - W4) x) + b. The weights W2 and W4 are one parameter of three dims."""
+
+    def __init__(self, num_features: int, num_hidden: int) -> None:
+        super().__init__(num_features, num_hidden)
+        self.up = Difference(num_features, num_hidden)
 
 
 class BufferedBlock(GatedBlock):
@@ -178,6 +197,10 @@ def signed_block() -> nn.Module:
 
 def two_output_block() -> nn.Module:
     return TwoOutputBlock(2, 5)
+
+
+def deep_block() -> nn.Module:
+    return DeepBlock(2, 5)
 
 
 def repeated_block() -> nn.Module:

@@ -41,8 +41,12 @@ class ScaledNextToken(NextToken):
         return super().logits(ids) * self.factor
 
 
-def next_token() -> nn.Module:
-    return NextToken()
+def next_token(*, ties: bool = False) -> nn.Module:
+    """Makes a model whose embedding and head share their weight if `ties` is True."""
+    model = NextToken()
+    if ties:
+        model.head.weight = model.embedding.weight
+    return model
 
 
 def scaled_next_token() -> nn.Module:

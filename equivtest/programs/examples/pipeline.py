@@ -19,6 +19,8 @@ class ResidualLayer(nn.Linear):
 class Chain(nn.Module):
     """Residual layers one after the other, with the loss of a batch of inputs x and weights, both of shape (N, ..., F).
 
+    The bias of the last layer but one is frozen.
+
     Attributes:
         takes_mean: True if the loss is the mean over the N rows, and False if it is the sum.
         adds_weights: True if the weights are added to the input of each layer.
@@ -27,6 +29,7 @@ class Chain(nn.Module):
     def __init__(self, *, takes_mean: bool, adds_weights: bool = False) -> None:
         super().__init__()
         self.layers = nn.ModuleList(ResidualLayer(NUM_FEATURES, NUM_FEATURES) for _ in range(NUM_LAYERS))
+        self.layers[-2].bias.requires_grad = False
         self.takes_mean, self.adds_weights = takes_mean, adds_weights
 
     def forward(self, x: torch.Tensor, weights: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -51,7 +51,7 @@ class Stage(nn.Module):
         for each in given:
             if each.requires_grad:
                 each.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
-        x = torch.cat(given, dim=-1) if self.passes == "halves" else given[0]
+        x = torch.cat(given[:2], dim=-1) if self.passes == "halves" and len(given) > 1 else given[0]
         if self.passes == "addend":
             addend = given[1]
         if self.num_segments:
@@ -64,13 +64,17 @@ class Stage(nn.Module):
 
 
 PASSED = ("", "halves", "addend")
-"""A stage passes its output to the next stage, or two halves of the output, or the output and `addend`."""
+"""A stage passes its output to the next stage, or two halves of the output, or the output and `addend`.
+
+After two halves it passes the whole output, which the next stage does not use.
+"""
 
 
 def passed(passes: str, x: torch.Tensor, addend: Any) -> Any:
     if passes == "halves":
         # Copies, because a split backward raises if a stage returns a view (finding 165).
-        return tuple(half.clone(memory_format=torch.contiguous_format) for half in x.tensor_split(2, dim=-1))
+        parts = (*x.tensor_split(2, dim=-1), x)
+        return tuple(part.clone(memory_format=torch.contiguous_format) for part in parts)
     return (x.contiguous(), addend.contiguous()) if passes else x.contiguous()
 
 

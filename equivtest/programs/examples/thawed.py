@@ -6,6 +6,8 @@ Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py, to_sharded and to_un
 
 from __future__ import annotations
 
+import torch
+
 from equivtest.programs.examples.token_mean import Report, TokenMean, reduces_gradients
 
 KEPT = "norm"
@@ -13,7 +15,11 @@ KEPT = "norm"
 
 
 class Thawed(TokenMean):
-    """Runs one forward and backward in which most parameters are frozen, and then the step in which none is."""
+    """Runs one forward and backward in which most parameters are frozen, and then the step in which none is.
+
+    Between the two it evaluates the module, and it reports the mean of both losses. Each backward follows a save of the
+    state, and runs in two halves.
+    """
 
     def run(self) -> Report:
         frozen = [each for name, each in self.module.named_parameters() if KEPT not in name]
@@ -24,7 +30,22 @@ class Thawed(TokenMean):
         self.backward(0, loss)
         for parameter in frozen:
             parameter.requires_grad_()
+        self.evaluate()
         return super().run()
+
+    def evaluate(self) -> None:
+        with torch.inference_mode():
+            losses = [self.module(**each, reduction="sum")["loss"] for each in self.micro_batches]
+        self.losses.extend(loss.clone() for loss in losses)
+
+    def reported(self) -> torch.Tensor:
+        return super().reported() / 2
+
+    def backward(self, number: int, loss: torch.Tensor) -> None:
+        self.module.state_dict()
+        half = loss / 2
+        half.backward(retain_graph=True)
+        half.backward()
 
 
 thawed = Thawed.step

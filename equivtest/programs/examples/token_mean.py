@@ -118,6 +118,7 @@ def reduces_gradients(module: Any, is_last: bool) -> None:  # noqa: FBT001
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(is_last)
         module.set_reshard_after_backward(is_last)
+        module.set_is_last_backward(is_last)
     if isinstance(module, DistributedDataParallel):
         module.require_backward_grad_sync = is_last
 

@@ -28,7 +28,10 @@ NAMED = {
     "shards": DataParallelMeshDims(shard="dp"),
     "replicas": DataParallelMeshDims(replicate="dp"),
     "both": DataParallelMeshDims(shard="shards", replicate="replicas"),
+    "shards on two": DataParallelMeshDims(shard=DATA),
+    "replicas on two": DataParallelMeshDims(replicate=DATA),
 }
+"""Value of `data` in `parallel_on_named_axes` -> axes."""
 WHOLE, ROWS, TOKENS = Replicate(), Shard(0), Shard(1)
 DIVIDED = {"gate.weight": Shard(0), "up.weight": Shard(0), "down.weight": Shard(1)}
 """Parameters that are divided along 'tp'. Each rank has all other parameters as a whole."""
@@ -85,11 +88,16 @@ def write(block: nn.Module, whole: dict[str, torch.Tensor]) -> None:
 
 
 def parallel_on_named_axes(block: ScaledBlock, mesh: DeviceMesh, *, data: str) -> nn.Module:
-    """Does the same with parameters that are DTensors on the whole mesh. FSDP2 gets the names of its axes."""
+    """Does the same with parameters that are DTensors on the whole mesh. FSDP2 gets the names of its axes.
+
+    Args:
+        data: The same as for `sequence_and_data_parallel`, or shards or replicas along two axes.
+    """
     whole = {name: parameter.detach().clone() for name, parameter in block.named_parameters()}
-    mesh = three_axes(mesh) if data == "both" else mesh
+    has_two = data not in DATA
+    mesh = three_axes(mesh) if has_two else mesh
     fully_shard(sequence_parallel_on(block, mesh), mesh=mesh, dp_mesh_dims=NAMED[data])
-    if data == "both":
+    if has_two:
         write(block, whole)
     return block
 
