@@ -44,8 +44,8 @@ class Thawed(TokenMean):
     def backward(self, number: int, loss: torch.Tensor) -> None:
         self.module.state_dict()
         half = loss / 2
-        half.backward(retain_graph=True)
-        half.backward()
+        torch.autograd.backward(half, retain_graph=True)
+        torch.autograd.backward(half)
 
 
 thawed = Thawed.step
