@@ -18,7 +18,7 @@ class Thawed(TokenMean):
     """Runs one forward and backward in which most parameters are frozen, and then the step in which none is.
 
     Between the two it evaluates the module, and it reports the mean of both losses. Each backward follows a save of the
-    state, and runs in two halves.
+    state. The backward of the first micro-batch runs in two halves.
     """
 
     def run(self) -> Report:
@@ -43,6 +43,9 @@ class Thawed(TokenMean):
 
     def backward(self, number: int, loss: torch.Tensor) -> None:
         self.module.state_dict()
+        if number:
+            super().backward(number, loss)
+            return
         half = loss / 2
         torch.autograd.backward(half, retain_graph=True)
         torch.autograd.backward(half)
