@@ -54,7 +54,7 @@ def sequence_and_data_parallel(block: ScaledBlock, mesh: DeviceMesh, *, data: st
     whole = {name: parameter.detach().clone() for name, parameter in block.named_parameters()}
     if mesh.get_local_rank("tp") or distributed.get_rank(mesh.get_group("tp")):
         for layer in (block.gate, block.up, block.down):
-            layer.weight = nn.Parameter(torch.full_like(layer.weight, torch.nan))
+            layer.weight = nn.Parameter(torch.full_like(layer.get_parameter("weight"), torch.nan))
     parallel: Any = sequence_parallel(block, mesh["tp"], dim=1)
     if data == "replicas":
         replicate(parallel, mesh=mesh["dp"])
