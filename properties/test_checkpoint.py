@@ -33,8 +33,20 @@ checkpoint = Property(
     examples=(
         # Five rows over four ranks: 2, 2, 1 and none.
         CheckpointCase(world_size=4, shape=(5, 3), loaded="shard(1)", values=ALL_MODES),
-        CheckpointCase(world_size=3, shape=(5, 3), saved=PLAIN, values=ALL_MODES),
+        # Plain tensors that are views of one memory when a stager copies them.
+        CheckpointCase(
+            world_size=3, shape=(5, 3), saved=PLAIN, state="nested", saves="async", loads="converted", values=ALL_MODES
+        ),
         # The group's first rank is process 2.
-        CheckpointCase(world_size=2, members=(2, 1), shape=(5, 3), loaded=PLAIN, values=ALL_MODES),
+        CheckpointCase(
+            world_size=2,
+            members=(2, 1),
+            shape=(5, 3),
+            loaded=PLAIN,
+            writer="two threads",
+            state="nested",
+            saves="async",
+            values=ALL_MODES,
+        ),
     ),
 )

@@ -21,11 +21,11 @@ test_error_for_an_invalid_checkpoint_names_the_invalid_field = refuses(
     ({"writer": "tar"}, "writer must be one of one file, file per tensor, .*, got 'tar'"),
     ({"state": "y"}, "state must be one of x, pair, .*, got 'y'"),
     ({"saves": "twice"}, "saves must be one of save, lowest rank, .*, got 'twice'"),
-    ({"loads": "async"}, "loads must be one of load, partial, alone, got 'async'"),
+    ({"loads": "async"}, "loads must be one of load, partial, converted, alone, got 'async'"),
     ({"writer": "safetensors", "state": "nested"}, "a file of safetensors has tensors only, got state='nested'"),
     ({"writer": "consolidated", "saves": "alone"}, "must load what they saved, and not as safetensors, got"),
     ({"saves": "alone", "loaded": "replicate"}, r"must load what they saved, .*, got 'shard\(0\)', 'replicate'"),
-    ({"saves": "alone", "loads": "alone"}, "ranks that saved alone must load together, got loads='alone'"),
+    ({"saves": "alone", "loads": "alone"}, "ranks that saved alone must load together, .* got 'alone'"),
 )
 
 
@@ -35,7 +35,11 @@ def test_rank_that_saves_the_whole_tensor_alone_may_load_any_shard(saved: str) -
 
 
 def test_ways_to_load_depend_on_the_way_to_save() -> None:
-    assert [loads_of(saves) for saves in SAVES] == [LOADS] * 4 + [("load", "partial")]
+    assert [loads_of("one file", saves) for saves in SAVES] == [LOADS] * 4 + [("load", "partial")]
+
+
+def test_files_of_safetensors_are_not_converted() -> None:
+    assert loads_of("safetensors", "save") == ("load", "partial", "alone")
 
 
 @pytest.mark.parametrize("writer", WRITERS)

@@ -19,7 +19,7 @@ SAFETENSORS = ("safetensors", "consolidated")
 WRITERS = ("one file", "file per tensor", "two threads", *SAFETENSORS)
 STATES = (ONLY_X, "pair", "nested", "stateful", "not flattened")
 SAVES = ("save", "lowest rank", "async", "cached plans", ALONE)
-LOADS = ("load", "partial", ALONE)
+LOADS = ("load", "partial", "converted", ALONE)
 
 
 def states_of(writer: str) -> tuple[str, ...]:
@@ -37,9 +37,15 @@ def saves_of(writer: str, saved: str, loaded: str) -> tuple[str, ...]:
     return SAVES if finds_own and writer not in SAFETENSORS else SAVES[:-1]
 
 
-def loads_of(saves: str) -> tuple[str, ...]:
-    """Returns the ways to load. A rank that loads alone does not know its rank, and does not find its own list."""
-    return LOADS[:-1] if saves == ALONE else LOADS
+def loads_of(writer: str, saves: str) -> tuple[str, ...]:
+    """Returns the ways to load.
+
+    Files of safetensors, and lists that ranks write alone, are not converted. A rank that loads alone does not know its
+    rank, so it cannot find its list.
+    """
+    if saves == ALONE:
+        return LOADS[:2]
+    return tuple(each for each in LOADS if each != "converted" or writer not in SAFETENSORS)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -60,7 +66,8 @@ class CheckpointCase(Case):
         saves: How it is saved. 'lowest rank' has dedup_save_to_lowest_rank, and 'async' is async_save, after which x
             and y are overwritten at once. 'cached plans' saves three times with enable_plan_caching: x, then the state
             with other values, then the state. If 'alone', ranks save with use_collectives=False.
-        loads: How it is loaded. 'partial' has allow_partial_load and one tensor more than the checkpoint. If 'alone',
+        loads: How it is loaded. 'partial' has allow_partial_load and one tensor more than the checkpoint. If
+            'converted', the group's first rank converts the checkpoint into a file of torch.save and back. If 'alone',
             ranks load with no_dist=True.
     """
 
@@ -74,7 +81,7 @@ class CheckpointCase(Case):
     saves: Annotated[
         str, OneOf(SAVES), table_of(lambda fields: saves_of(fields["writer"], fields["saved"], fields["loaded"]))
     ] = "save"
-    loads: Annotated[str, OneOf(LOADS), table_of(lambda fields: loads_of(fields["saves"]))] = "load"
+    loads: Annotated[str, OneOf(LOADS), table_of(lambda fields: loads_of(fields["writer"], fields["saves"]))] = "load"
 
     def check_fields(self) -> None:
         names = (*shards(len(self.shape)), "replicate", PLAIN)
@@ -90,7 +97,10 @@ class CheckpointCase(Case):
             f"ranks that save alone must load what they saved, and not as safetensors, got {self.saved!r}, "
             f"{self.loaded!r} and {self.writer!r}",
         )
-        require(self.loads in loads_of(self.saves), "ranks that saved alone must load together, got loads='alone'")
+        require(
+            self.loads in loads_of(self.writer, self.saves),
+            f"ranks that saved alone must load together, and torch converts no safetensors, got {self.loads!r}",
+        )
 
     @property
     def shapes_saved(self) -> dict[str, Shape]:

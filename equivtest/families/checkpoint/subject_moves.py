@@ -1,12 +1,14 @@
 """Saves and loads a state by functions and options of torch.distributed.checkpoint.
 
-Source: state_dict_saver.py, state_dict_loader.py, default_planner.py, filesystem.py and hf_storage.py in
-torch/distributed/checkpoint (2.13.0).
+Source: state_dict_saver.py, state_dict_loader.py, default_planner.py, filesystem.py, format_utils.py and hf_storage.py
+in torch/distributed/checkpoint (2.13.0).
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -51,10 +54,12 @@ class Application:
 def state_of(kind: str, tensors: Tensors, step: int) -> dict[str, Any]:
     """Returns the state that the case saves. `step` determines its numbers and texts. Some have a key of this rank."""
     rank = dist.get_rank() if dist.is_initialized() else 0
-    own = {f"rank {rank}": {"text": f"step {step} of rank {rank}"}}
+    numbers = torch.tensor([step, step + rank])
+    own = {f"rank {rank}": {"text": f"step {step} of rank {rank}", "number": numbers[1:]}}
     if kind == "nested":
         x, y = tensors.values()
-        return {"model": {"x": x, "others": [y, step, {"text": f"step {step}"}]}, "step": step, **own}
+        model = OrderedDict(x=x, others=[y, (0.5, step), {"text": f"step {step}"}], count=numbers[0])
+        return {"model": model, "step": step, **own}
     if kind == "stateful":
         return {"application": Application(dict(tensors), step)}
     if kind == "not flattened":
@@ -80,14 +85,17 @@ def load_by_torch(case: CheckpointCase, loaded: Tensors, folder: Path, group: di
     """Loads the checkpoint into the tensors.
 
     Raises:
-        RuntimeError: a number or a text of the state, or the index of consolidated files, is wrong.
+        RuntimeError: a number or a text of the state, a key of a converted state, or the index of consolidated files,
+            is wrong.
     """
     if case.writer == "consolidated":
         _require_index(loaded, folder, len(loaded) if case.loads == ALONE else 1)
     state, expected = (state_of(case.state, loaded, step) for step in (0, STEP))
+    if case.loads == "converted":
+        folder = _converted(folder, group, set(expected))
     if case.loads == "partial":
         state["absent"] = expected["absent"] = torch.zeros(2, device=loaded["x"].device)
-    is_flat = case.state != "not flattened"
+    is_flat = case.state != "not flattened" or case.loads == "converted"
     # If only the first were False, torch would load numbers and texts into a copy of the state (finding 153).
     planner = DefaultLoadPlanner(
         flatten_state_dict=is_flat, flatten_sharded_tensors=is_flat, allow_partial_load=case.loads == "partial"
@@ -105,6 +113,22 @@ def load_by_torch(case: CheckpointCase, loaded: Tensors, folder: Path, group: di
         raise RuntimeError(f"loaded {state}, not {expected}")
     if case.loads == "partial" and state["absent"].any():
         raise RuntimeError("a tensor that the checkpoint lacks was changed")
+
+
+def _converted(folder: Path, group: dist.ProcessGroup, keys: set[str]) -> Path:
+    """Converts the checkpoint into one file, and this file into a checkpoint. Returns the folder of the latter.
+
+    Raises:
+        RuntimeError: the state in the file lacks one of the keys.
+    """
+    file, again = folder / "whole.pt", folder / "again"
+    if dist.get_rank(group) == 0:
+        dcp_to_torch_save(folder, file)
+        torch_save_to_dcp(file, again)
+        if missing := keys - torch.load(file, weights_only=False).keys():
+            raise RuntimeError(f"the converted state has no {missing}")
+    dist.barrier(group)
+    return again
 
 
 def _require_index(loaded: Tensors, folder: Path, num_files: int) -> None:
@@ -147,11 +171,11 @@ def _options(
 def _save_async(case: CheckpointCase, saved: Tensors, folder: Path, group: dist.ProcessGroup) -> None:
     """Saves copies, which are overwritten as soon as async_save has returned.
 
-    If torch makes the writer, one stager copies the tensors twice, first with other values.
+    If torch makes the writer, the copies are views, and one stager copies them twice, first with other values.
     """
     if "cpu" not in dist.get_backend_config(group):
         raise NotSupported("async_save needs a backend for the CPU, such as 'cpu:gloo,cuda:nccl'")
-    copies = {name: copied(tensor) for name, tensor in saved.items()}
+    copies = views_of(saved) if case.writer == "one file" else {name: copied(each) for name, each in saved.items()}
     stager = DefaultStager(StagingOptions(*(False,) * 4)) if case.writer == "one file" else None
     if stager is not None:
         _spoil(copies)
@@ -167,6 +191,31 @@ def _save_async(case: CheckpointCase, saved: Tensors, folder: Path, group: dist.
     future.result()
     if stager is not None:
         stager.close()
+
+
+def views_of(tensors: Tensors) -> Tensors:
+    """Returns copies that are views with reversed dims, of plain tensors behind one another in one memory.
+
+    If the local tensor of a DTensor does not begin its memory, torch does not stage the DTensor (finding 180).
+    """
+    parts = {name: _local(each).detach() for name, each in tensors.items()}
+    ends = [0, *itertools.accumulate(each.numel() for each in parts.values())]
+    memory, views = next(iter(parts.values())).new_zeros(1 + ends[-1]), {}
+    for (name, part), start in zip(parts.items(), ends, strict=False):
+        tensor = tensors[name]
+        own = torch.zeros_like(memory) if isinstance(tensor, DTensor) else memory[1 + start :]
+        dims = tuple(reversed(range(part.dim())))
+        views[name] = _like(tensor, own[: part.numel()].view(part.shape[::-1]).permute(dims).copy_(part))
+    return views
+
+
+def _like(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """Returns the local tensor, as a DTensor if `tensor` is one."""
+    if not isinstance(tensor, DTensor):
+        return local
+    return DTensor.from_local(
+        local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
 
 
 def _save_with_cached_plans(case: CheckpointCase, saved: Tensors, folder: Path, group: dist.ProcessGroup) -> Path:
