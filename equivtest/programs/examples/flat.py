@@ -17,6 +17,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed._shard.api import load_with_process_group
 from torch.distributed.algorithms._comm_hooks import default_hooks
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     BackwardPrefetch,
@@ -103,7 +104,7 @@ def flat_sharded(block: nn.Module, mesh: DeviceMesh, *, strategy: str, by_name: 
     if setting == "hook":
         hook_reductions(sharded, mesh, is_sharded=strategy != "NO_SHARD")
     is_world = mesh.size() == distributed.get_world_size()
-    sharded.reloads = setting in STATES and is_world  # type: ignore[assignment]
+    sharded.reloads = setting if setting in STATES and is_world else ""  # type: ignore[assignment]
     sharded.by_name = by_name  # type: ignore[assignment]
     if setting in STATES:
         has_form = strategy != "NO_SHARD" and (setting != "local state" or (is_world and not by_name))
@@ -194,7 +195,8 @@ class FlatTokenMean(TokenMean):
     Each later micro-batch adds reduced gradients to the earlier ones.
 
     If the module `reloads`, later steps first load the state of the optimizer again, by the names of the whole
-    parameters. torch saves no such state in a group without rank 0 of the world (pytorch 155680).
+    parameters. If the parameters have these names, the parameters are loaded too. torch saves no such state in a group
+    without rank 0 of the world (pytorch 155680).
     """
 
     norm_type = 2.0
@@ -205,11 +207,25 @@ class FlatTokenMean(TokenMean):
         super().begin()
 
     def reload(self) -> None:
+        if self.module.by_name:
+            self.reload_all()
+            return
         saved = through_file(FullyShardedDataParallel.optim_state_dict(self.module, self.optimizer), self.module)
         for state in self.optimizer.state.values():
             spoil(state.values())
         loaded = FullyShardedDataParallel.optim_state_dict_to_load(self.module, self.optimizer, saved)
         self.optimizer.load_state_dict(loaded)
+
+    def reload_all(self) -> None:
+        """Loads the parameters too, by the functions for every kind of parallelism."""
+        options = StateDictOptions(full_state_dict=self.module.reloads == "full state")
+        saved = through_file(get_state_dict(self.module, self.optimizer, options=options), self.module)
+        spoil(self.module.parameters())
+        spoil(each for state in self.optimizer.state.values() for each in state.values())
+        parameters, state = saved
+        set_state_dict(
+            self.module, self.optimizer, model_state_dict=parameters, optim_state_dict=state, options=options
+        )
 
     def accumulate(self, number: int) -> None:
         reduces = number > 0 or self.reduces(number)

@@ -42,7 +42,7 @@ ADAMW: tuple[dict[str, Any], dict[str, Any]] = (
 FROZEN = "head"
 """Part of the name of each parameter that is frozen while a state is saved. It trains before and after."""
 _WHOLE = StateDictOptions(full_state_dict=True)
-FILES, TRAINED = "files", "trained"
+FILES, FLAT, TRAINED = "files", "flat", "trained"
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 FORMS = {
     "shards": (StateDictOptions(), StateDictOptions()),
@@ -51,7 +51,7 @@ FORMS = {
         StateDictOptions(full_state_dict=True, cpu_offload=True),
         StateDictOptions(full_state_dict=True, broadcast_from_rank0=True),
     ),
-    "flat": (_FLAT, _FLAT),
+    FLAT: (_FLAT, _FLAT),
     TRAINED: (StateDictOptions(ignore_frozen_params=True, cpu_offload=True), StateDictOptions(strict=False)),
     FILES: (StateDictOptions(), StateDictOptions()),
 }
@@ -110,16 +110,22 @@ class Resumable(torch.optim.Optimizer):
         super().__init__([group for each in self.inner for group in each.param_groups], {})
 
     def made(self, *, norm_first: bool) -> list[torch.optim.Optimizer]:
+        """Makes the optimizers. One optimizer has a last group without parameters.
+
+        A flat state cannot have such a group. It is the last, because torch takes the options of the last group for it
+        (finding 181).
+        """
         named, kind = dict(self.module.named_parameters()), self.module.optimizers
         norm = [each for name, each in named.items() if "norm" in name]
         others = [each for name, each in named.items() if "norm" not in name]
         if kind == "both":
             return [torch.optim.AdamW(norm, **ADAMW[0]), torch.optim.SGD(others, **SGD[1])]
-        groups = [
-            {"params": each, **options}
-            for each, options in zip((norm, others), ADAMW if kind == "AdamW" else SGD, strict=True)
-        ]
-        return [getattr(torch.optim, kind)(groups if norm_first else groups[::-1])]
+        first, options = ADAMW if kind == "AdamW" else SGD
+        groups: list[dict[str, Any]] = [{"params": norm, **first}, {"params": others, **options}]
+        groups = groups if norm_first else groups[::-1]
+        if getattr(self.module, "form_of_state", "") != FLAT:
+            groups.append({"params": [], **options})
+        return [getattr(torch.optim, kind)(groups)]
 
     def made_again(self) -> list[torch.optim.Optimizer]:
         """Makes the optimizers of a restarted job. Their options are wrong until the state is loaded."""
@@ -243,6 +249,12 @@ class Resumed(TokenMean):
         if self.module.optimizers == "SGD" or self.optimizer.inner[0].state:
             self.optimizer.resume()
         super().begin()
+
+    def update(self) -> None:
+        """Updates. Before the first update, when the optimizers have no state, their state is asked for."""
+        if not any(each.state for each in self.optimizer.inner):
+            get_optimizer_state_dict(self.module, self.optimizer.inner)
+        super().update()
 
     def run_failing(self) -> None:
         """Runs a backward that raises behind the embedding. Every other layer reduces its gradients before.
