@@ -71,16 +71,13 @@ class Local(torch.optim.Optimizer):
         super().__init__(self.parameters, {})
 
     def made(self, parameters: list[Any]) -> Any:
-        groups: list[dict[str, Any]] = [
-            {"params": parameters[:-1]},
-            {"params": parameters[-1:], "lr": 0.125, "weight_decay": 0.0},
-        ]
-        sgd = torch.optim.SGD(groups, lr=0.25, momentum=0.5, weight_decay=0.25, foreach=False)
-        if not self.is_parallel:
-            return sgd
-        from torch.distributed.optim import PostLocalSGDOptimizer  # warns that torch.jit is deprecated
+        made: Any = torch.optim.SGD(parameters[:-1], lr=0.25, momentum=0.5, weight_decay=0.25, foreach=False)
+        if self.is_parallel:
+            from torch.distributed.optim import PostLocalSGDOptimizer  # warns that torch.jit is deprecated
 
-        return PostLocalSGDOptimizer(sgd, averager_of(self.module))
+            made = PostLocalSGDOptimizer(made, averager_of(self.module))
+        made.add_param_group({"params": parameters[-1:], "lr": 0.125, "weight_decay": 0.0})
+        return made
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -92,11 +89,19 @@ class Local(torch.optim.Optimizer):
                 own.grad = None if gradient is None else gradient * scale
         for _ in range(PERIOD + (0 if self.num_updates else self.first + 1)):
             for each in self.inner:
-                each.step()
+                self.update(each)
             self.average(self.num_updates - self.first)
             self.num_updates += 1
         if self.is_parallel and self.num_updates == PERIOD + self.first + 1:
             self.resume()
+
+    def update(self, optimizer: Any) -> None:
+        """Updates and averages, by the averager itself if a parallel module has resumed."""
+        if self.is_parallel and self.num_updates > PERIOD + self.first:
+            optimizer.optim.step()
+            optimizer.averager.average_parameters(iter(self.parameters))
+        else:
+            optimizer.step()
 
     def average(self, number: int) -> None:
         """Averages the copies after the update with this number, first two by two, then all."""

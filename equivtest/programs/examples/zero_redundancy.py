@@ -1,8 +1,8 @@
 """Trains a block by ZeroRedundancyOptimizer, in which each rank updates some parameters and sends them to all others.
 
-The optimizer gets its second group of parameters after it is made. A schedule changes its rates. After the first
+The first optimizer gets its second group of parameters after it is made. A schedule changes its rates. After the first
 update its state is saved, and loaded into a new optimizer, which makes all later updates. One weight is frozen while
-the state is saved and the new optimizer is made.
+the state is saved and the new optimizer is made. The second update gets its gradients from a closure.
 
 Source: torch/distributed/optim/zero_redundancy_optimizer.py (2.13.0), which looks for changes of `requires_grad` in
 each step.
@@ -10,6 +10,7 @@ each step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -54,14 +55,17 @@ class Scheduled(torch.optim.Optimizer):
         super().__init__(self.inner.param_groups, {})
 
     def made(self) -> torch.optim.Optimizer:
+        """Makes an optimizer with two groups. The first optimizer gets the second group later."""
         named = dict(self.module.named_parameters())
-        biases = [each for name, each in named.items() if name.endswith("bias")]
+        biases = {"params": [each for name, each in named.items() if name.endswith("bias")], **BIAS}
         weights = [each for name, each in named.items() if not name.endswith("bias")]
+        if self.num_updates:
+            return self.made_for([{"params": weights, **OTHERS}, biases])
         made = self.made_for(weights)
-        made.add_param_group({"params": biases, **BIAS})
+        made.add_param_group(biases)
         return made
 
-    def made_for(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def made_for(self, parameters: list[Any]) -> torch.optim.Optimizer:
         kind, options = SGD if getattr(self.module, "module", self.module).trains_by == "SGD" else ADAMW
         options = OTHERS | options
         if not isinstance(self.module, DistributedDataParallel):
@@ -75,12 +79,24 @@ class Scheduled(torch.optim.Optimizer):
         )
 
     def step(self, closure: Any = None) -> Any:
-        self.inner.step()
+        self.inner.step(self.put_aside() if self.num_updates == 1 else None)
         self.num_updates += 1
         if self.num_updates == 1 and isinstance(self.module, DistributedDataParallel):
             self.reload(self.module.process_group)
         for group in self.inner.param_groups:
             group["lr"] /= 2
+
+    def put_aside(self) -> Callable[[], float]:
+        """Removes all gradients. Returns a function that puts them back, as a closure that computes them."""
+        gradients = [(each, each.grad) for each in self.module.parameters()]
+        self.inner.zero_grad()
+
+        def put_back() -> float:
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+            return 0.0
+
+        return put_back
 
     def reload(self, group: distributed.ProcessGroup) -> None:
         """Collects the whole state on the last rank, and loads it into a new optimizer on every rank."""
