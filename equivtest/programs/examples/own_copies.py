@@ -45,7 +45,8 @@ def data_parallel_by_own_copies(
         keeps: A key of KEPT. If 'later buffers', no forward broadcasts buffers. If 'buffers', buffers are never
             broadcast. If 'all', nothing is broadcast at first. If 'ignored', the buffer and the frozen bias are never
             broadcast. If 'gradients' or '', all tensors are broadcast at first, and buffers before each forward. If
-            'gradients', the gradients of `down` and `up` are reduced together when the gradient of `gate` is ready.
+            'gradients', the gradients of `down` and `up` are reduced together when the gradient of `gate` is ready. An
+            earlier backward's gradients are then in the memory that they share.
         by_mesh: Whether DistributedDataParallel takes the mesh, and not its group.
         buckets: A key of BUCKETS.
     """
@@ -63,6 +64,9 @@ def data_parallel_by_own_copies(
     spoiled.begin(block.state_dict(), at_first)
     replicated = DistributedDataParallel(block, **how)
     spoiled.end()
+    if keeps == "gradients":
+        replicated(block.get_parameter("gate.weight").new_ones(1, 2)).sum().backward()
+        replicated.zero_grad()
     replicated.register_forward_pre_hook(lambda module, args: spoiled.begin(BUFFERS, later))
     block.register_forward_pre_hook(lambda module, args: spoiled.end())
     return replicated

@@ -268,7 +268,9 @@ class Scaled(InOneCall):
         scaler.unscale_(torch.optim.SGD([parameter]))
 
     def refused(self, norm: torch.Tensor) -> torch.Tensor:
-        """Clips while one gradient is infinite. Both clippings must raise on every rank. Returns `norm` unchanged.
+        """Clips while one gradient is infinite, and then while it is NaN. Both must raise on every rank.
+
+        Returns `norm` unchanged.
 
         Raises:
             AssertionError: torch does not raise.
@@ -278,15 +280,16 @@ class Scaled(InOneCall):
             try:
                 clip()
             except RuntimeError:
+                self.overflow(math.nan)
                 continue
-            raise AssertionError("error_if_nonfinite=True, a gradient is infinite, and clipping did not raise")
+            raise AssertionError("error_if_nonfinite=True, a gradient is not finite, and clipping did not raise")
         return norm
 
-    def overflow(self) -> None:
-        """Makes one element of a gradient infinite on one rank. Each step takes another parameter."""
+    def overflow(self, value: float = math.inf) -> None:
+        """Sets one element of a gradient on one rank. Each step takes another parameter."""
         parameter = self.module.get_parameter(("both", "tensor", "data")[self.number % 3])
         if self.mesh.get_rank() == self.mesh.mesh.max():
-            local(parameter.grad)[-1, -1] = math.inf
+            local(parameter.grad)[-1, -1] = value
 
     def unscale(self, scaler: torch.amp.GradScaler) -> None:
         scaler.unscale_(self.optimizer)

@@ -4,9 +4,9 @@ No bound follows updates that are not elementwise, or not continuous. Other ways
 without a rule for DTensors, and updates that autograd can follow.
 
 Each optimizer fits small tensors in float64, so that its result is one number. A rank may train by lists of tensors
-(foreach), and resumes: after two updates the state is loaded into a new optimizer. Hooks change what is saved, and
-change it back. The unsharded module's optimizer loops over the tensors, and does not resume. DTensors are not trained,
-because Rprop raises on them.
+(foreach), and resumes: after two updates the state is loaded into a new optimizer. Hooks change the closure and the
+saved state, and change them back. The unsharded module's optimizer loops over the tensors, and does not resume.
+DTensors are not trained, because Rprop raises on them.
 
 Source: torch/optim/lbfgs.py, rprop.py, _adafactor.py, _muon.py, sparse_adam.py, adagrad.py and sgd.py (2.13.0).
 """
@@ -95,18 +95,23 @@ def trained(name: str, *, lists: bool, resumes: bool) -> list[torch.Tensor]:
     optimizer = made(name, parts, lists=lists, resumes=resumes)
     if resumes:
         optimizer.register_step_post_hook(forget_gradients)
+        optimizer.register_step_pre_hook(unwrap_closure)
     for update in range(NUM_UPDATES):
         if update == NUM_BEFORE_RESUME and resumes and name.partition(" ")[0] not in ROUNDED:
+            optimizer.register_state_dict_pre_hook(halve_rates)
             optimizer.register_state_dict_post_hook(wrap_state)
+            optimizer.register_state_dict_post_hook(double_rates, prepend=True)
             state = copy.deepcopy(optimizer.state_dict())
             optimizer = made(name, parts, lists=lists, is_new=True)
-            optimizer.register_load_state_dict_pre_hook(unwrap_state)
-            optimizer.register_load_state_dict_post_hook(restore_rates)
+            optimizer.register_step_pre_hook(unwrap_closure)
+            optimizer.register_load_state_dict_pre_hook(double_rates)
+            optimizer.register_load_state_dict_pre_hook(unwrap_state, prepend=True)
+            optimizer.register_load_state_dict_post_hook(halve_rates)
             optimizer.load_state_dict(state)
         else:
             optimizer.zero_grad()
-        skipped = late if update == 0 else None
-        optimizer.step(cast("Any", partial(fit, parts, update, name=name, skipped=skipped)))
+        closure = partial(fit, parts, update, name=name, skipped=late if update == 0 else None)
+        optimizer.step(cast("Any", (closure,) if resumes else closure))
     return parts
 
 
@@ -141,10 +146,13 @@ def forget_gradients(optimizer: torch.optim.Optimizer, *called: Any) -> None:
     optimizer.zero_grad()
 
 
+def unwrap_closure(optimizer: torch.optim.Optimizer, given: Any, how: Any) -> Any:
+    """Returns the arguments of `step`, with the closure in place of a tuple that has it."""
+    called, (closure,) = given
+    return (called, closure), how
+
+
 def wrap_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Returns a dict that has the state, with other rates."""
-    for group in state["param_groups"]:
-        group["lr"] = group["lr"] / 2
     return {"saved": state}
 
 
@@ -153,9 +161,14 @@ def unwrap_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dic
     return saved
 
 
-def restore_rates(optimizer: torch.optim.Optimizer) -> None:
-    for group in optimizer.param_groups:
+def double_rates(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    for group in state["param_groups"]:
         group["lr"] = group["lr"] * 2
+
+
+def halve_rates(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] / 2
 
 
 def as_real(part: torch.Tensor) -> torch.Tensor:
