@@ -196,7 +196,7 @@ def _save_async(case: CheckpointCase, saved: Tensors, folder: Path, group: dist.
 def views_of(tensors: Tensors) -> Tensors:
     """Returns copies that are views with reversed dims, of plain tensors behind one another in one memory.
 
-    If the local tensor of a DTensor does not begin its memory, torch does not stage the DTensor (finding 180).
+    If the local tensor of a DTensor does not begin its memory, torch does not stage the DTensor (finding 175).
     """
     parts = {name: _local(each).detach() for name, each in tensors.items()}
     ends = [0, *itertools.accumulate(each.numel() for each in parts.values())]

@@ -113,7 +113,7 @@ class Resumable(torch.optim.Optimizer):
         """Makes the optimizers. One optimizer has a last group without parameters.
 
         A flat state cannot have such a group. It is the last, because torch takes the options of the last group for it
-        (finding 181).
+        (finding 176).
         """
         named, kind = dict(self.module.named_parameters()), self.module.optimizers
         norm = [each for name, each in named.items() if "norm" in name]
