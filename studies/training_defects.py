@@ -26,6 +26,7 @@ from tests.planted.training import (
     BLIND_EIGHTH,
     BLIND_FIFTH,
     BLIND_FOURTH,
+    BLIND_NINTH,
     BLIND_SEVENTH,
     BLIND_SIXTH,
     BLIND_THIRD,
@@ -84,7 +85,8 @@ def main(names: list[str]) -> None:
         "Rules that were planted by a fifth author who had read no case": BLIND_FIFTH,
         "Rules that were planted by a sixth author who had read no case": BLIND_SIXTH,
         "Rules that were planted by a seventh author who had read no case": BLIND_SEVENTH,
-        "Rules that were planted last by an eighth author who had read no case": BLIND_EIGHTH,
+        "Rules that were planted by an eighth author who had read no case": BLIND_EIGHTH,
+        "Rules that were planted last by a ninth author who had read no case": BLIND_NINTH,
         "Rules of options that no shipped property used before": OF_OPTIONS,
     }
     with Pool() as pool:

@@ -443,6 +443,43 @@ BLIND_EIGHTH: dict[str, WrongRule] = {
 }  # fmt: skip
 """Planted by an eighth author, who had read no case and no property."""
 
+FSDP1, DTENSOR = "torch.distributed.fsdp.", "torch.distributed.tensor."
+
+BLIND_NINTH: dict[str, WrongRule] = {
+    # FSDP2 and FSDP1
+    "whole_numbers_cast": WrongRule("inputs of whole numbers are cast to param_dtype", "fsdp2", f"{FSDP2}_fsdp_common:_cast_fp_tensor", "or not torch.is_floating_point(x)", "", "DeepSpeed 5701, pytorch 153077"),
+    "first_rank_written_back": WrongRule("summon_full_params writes rank 0's shard back on all ranks", "training", f"{FSDP1}_unshard_param_utils:_writeback_to_local_shard", "handle.rank,", "0,", "pytorch 83111, pytorch 93938"),
+    "states_from_the_beginning": WrongRule("the state of a parameter that several ranks share is loaded from its beginning", "training", f"{FSDP1}_optim_utils:_shard_orig_param_state", "intra_param_start_idx : intra_param_end_idx  # type: ignore[operator]\n                + 1", ": intra_param_end_idx - intra_param_start_idx + 1", "transformers 25849, accelerate 1462"),
+    # clipping, the scaler and autocast
+    "largest_added_up": WrongRule("FSDP1's infinity norm is the sum of the ranks' largest gradients", "clipping", f"{FSDP1}fully_sharded_data_parallel:FullyShardedDataParallel.clip_grad_norm_", "total_norm, op=torch.distributed.ReduceOp.MAX, group=self.process_group", "total_norm, group=self.process_group", "pytorch 73405, torchrec 3199"),
+    "good_steps_before_infinity": WrongRule("the sharded scaler goes on counting good steps after an infinity", "training", f"{FSDP1}sharded_grad_scaler:ShardedGradScaler._amp_update_scale_cpu_", "self._scale *= self._backoff_factor\n        self._growth_tracker.fill_(0)", "self._scale *= self._backoff_factor", "fairscale 831, pytorch 33366"),
+    "autocast_in_custom_forward": WrongRule("custom_fwd casts the inputs but leaves autocast on", "training", f"{AMP}autocast_mode:custom_fwd", "enabled=False", "enabled=True", "pytorch 36171, pytorch 38487"),
+    # DistributedDataParallel
+    "statistics_not_converted": WrongRule("convert_sync_batchnorm forgets the running mean", "ddp", "torch.nn.modules.batchnorm:SyncBatchNorm.convert_sync_batchnorm.__func__", "module_output.running_mean = module.running_mean", "pass", "apex 380, pytorch-image-models 1317"),
+    "columns_not_orthogonal": WrongRule("PowerSGD does not remove the first column from the others", "ddp", f"{HOOKS}powerSGD_hook:_orthogonalize_gram_schmidt", "rest -= torch.sum(col * rest, dim=1, keepdim=True) * col", "pass", "pytorch 72043, pytorch 48060"),
+    # tensor parallel and DTensor
+    "rows_of_others_not_masked": WrongRule("an embedding that is sharded by rows counts rows of other ranks if its output is sharded", "parallel", f"{DTENSOR}placement_types:_MaskPartial._reduce_shard_value", "self.mask_buffer.apply_mask(tensor)", "pass", "torchtitan 785, torchtitan 314"),
+    "reduced_in_forward_dtype": WrongRule("the gradient of redistribute is reduced in forward_dtype", "parallel", f"{DTENSOR}_api:DTensor.redistribute", '"op_dtype": backward_dtype or input_dtype', '"op_dtype": backward_dtype or forward_dtype', "pytorch 182032, pytorch 179495"),
+    "redistributed_and_dropped": WrongRule("local_map redistributes its inputs and goes on with the old ones", "parallel", f"{DTENSOR}experimental._func_map:_local_map_wrapped", "arg = arg.redistribute(placements=spec)", "arg.redistribute(placements=spec)", "pytorch 123676, Paddle 71804"),
+    # optimizers
+    "answer_of_hook_dropped": WrongRule("load_state_dict ignores what its pre-hooks return", "optimizer", "torch.optim.optimizer:Optimizer.load_state_dict", "state_dict = hook_result", "pass", "pytorch 105953, pytorch 75287"),
+    "squares_lose_the_mean": WrongRule("centered RMSprop subtracts the mean from the stored squares, foreach", "optimizer", "torch.optim.rmsprop:_multi_tensor_rmsprop", "avg = torch._foreach_addcmul(\n                grouped_square_avgs, grouped_grad_avgs, grouped_grad_avgs, value=-1\n            )", "torch._foreach_addcmul_(\n                grouped_square_avgs, grouped_grad_avgs, grouped_grad_avgs, value=-1\n            )\n            avg = [each.clone() for each in grouped_square_avgs]", "pytorch 24170, pytorch 23807"),
+    # recomputation and pipelines
+    "random_numbers_again": WrongRule("recomputation sets the random numbers back for what follows", "training", "torch.utils.checkpoint:_checkpoint_without_reentrant_generator", "enabled=preserve_rng_state", "enabled=False", "pytorch 14253, xla 4690"),
+    "never_trains_after_evaluation": WrongRule("a schedule runs no backward after eval", "training", f"{PIPELINES}schedules:_PipelineSchedule.eval", "self._has_backward = original_has_backward", "pass", "pytorch 162822, pytorch 157795"),
+    "masks_of_first_rows": WrongRule("each micro-batch has the attention masks of the first rows", "training", f"{PIPELINES}microbatch:_split_block_mask", "batch_offset += kv_num_blocks_chunks[chunk_idx].size(0)", "pass", "torchtitan 1723, pytorch 188727"),
+    # distributed checkpoint
+    "files_of_one_name": WrongRule("a writer gives all files of a rank the same name", "training", f"{STATE}filesystem:_FileSystemWriter.write_data", "file_count += 1", "pass", "pytorch 155566, pytorch 94501"),
+    "columns_joined_as_rows": WrongRule("shards of columns are consolidated as if they were rows", "training", f"{STATE}_consolidate_hf_safetensors:_calculate_max_contiguous_elements", "if sub_tensor_shape[-1] == tensor_shape[-1]:  # Full width", "if True:", "pytorch 159394, pytorch 156705"),
+    # averages
+    "average_starts_again": WrongRule("a resumed average begins with the present model", "training", "torch.optim.swa_utils:AveragedModel.__init__", '"n_averaged", torch.tensor(0, dtype=torch.long, device=device)', '"n_averaged", torch.tensor(0, dtype=torch.long, device=device), persistent=False', "anemoi-core 1373, pytorch-lightning 20545"),
+    # collectives and context parallel
+    "gradient_beside_the_source": WrongRule("a broadcast gives tensors that it replaces a gradient", "training", "torch.distributed.nn.functional:_Broadcast.backward", "gx.zero_()", "pass", "pytorch 190583, pytorch 130515"),
+    "gathered_rows_in_order": WrongRule("tensors that are gathered along a later dim are viewed as if they were gathered along the first", "functional", "torch._utils:_maybe_view_chunk_cat", "math.prod(shape[1:gather_dim]) if gather_dim > 1 else 1", "1", "pytorch 169404, pytorch 194856"),
+    "restored_as_rearranged": WrongRule("the order of a sequence is restored as it was rearranged", "training", f"{DTENSOR}experimental._context_parallel._load_balancer:_HeadTailLoadBalancer._generate_indices", "if restore:", "if False:", "pytorch 155442, pytorch 152261"),
+}  # fmt: skip
+"""Planted by a ninth author, who had read no case and no property."""
+
 WRONG = (
     FIRST
     | LATER
@@ -455,17 +492,18 @@ WRONG = (
     | BLIND_SIXTH
     | BLIND_SEVENTH
     | BLIND_EIGHTH
+    | BLIND_NINTH
 )
 
 OF_OPTIMIZERS = ("ddp_mlp", "fsdp2_mlp", "sequence_parallel_mlp_trains", "token_mean_step", "every_optimizer")
 PROPERTIES: dict[str, tuple[str, ...]] = {
     "optimizer": OF_OPTIMIZERS,
-    "clipping": (*OF_OPTIMIZERS, "hsdp_mlp", "norm_of_one_mesh_by_largest", "norm_of_one_mesh_by_sum", "norm_of_groups_by_root", "scaled_step"),
+    "clipping": (*OF_OPTIMIZERS, "hsdp_mlp", "norm_of_one_mesh_by_largest", "norm_of_one_mesh_by_sum", "norm_of_groups_by_root", "scaled_step", "flat_sharded_step_by_largest"),
     "ddp": (
         "ddp_mlp", "data_parallel_block", "data_parallel_block_by_hook", "joined_step", "unsynchronized_step", "ddp_tp_mlp",
         "data_parallel_block_by_own_copies", "data_parallel_block_of_outputs", "composable_data_parallel_block",
     ),
-    "functional": ("collectives",),
+    "functional": ("collectives", "differentiable_collectives", "prepared_module"),
     "fsdp2": (
         "fsdp2_mlp", "fsdp2_mixed_mlp", "fsdp2_tp_mlp", "hsdp_mlp", "fully_sharded_block", "fully_sharded_block_by_layers",
         "fully_sharded_sequence_parallel_block", "token_mean_step", "resumed_step", "fully_sharded_block_by_switches", "fully_sharded_block_with_casts", "fully_sharded_sequence_parallel_block_from_state",
@@ -474,9 +512,10 @@ PROPERTIES: dict[str, tuple[str, ...]] = {
     "parallel": (
         "colwise_linear", "colwise_embedding", "sequence_parallel_mlp", "sequence_parallel_mlp_trains", "fsdp2_tp_mlp",
         "dtensor_cross_entropy", "parallel_cross_entropy", "gated_block", "attention_block", "sequence_parallel_block", "prepared_pair",
+        "rowwise_embedding", "rows_by_local_functions", "redistribute",
     ),
     "training": (
-        "averaged_block", "differentiable_collectives", "local_sgd_block",
+        "averaged_block", "differentiable_collectives", "local_sgd_block", "flat_sharded_block", "flat_sharded_step", "attention_block_by_tokens",
         "ddp_mlp", "fsdp2_mlp", "fsdp2_mixed_mlp", "fsdp2_tp_mlp", "hsdp_mlp", "sequence_parallel_mlp_trains",
         "data_parallel_block", "data_parallel_block_by_hook", "fully_sharded_block", "fully_sharded_block_by_layers",
         "fully_sharded_block_from_rank_0", "token_mean_step", "joined_step", "resumed_step",
