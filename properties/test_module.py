@@ -361,7 +361,7 @@ fully_sharded_block_with_casts = module_property(
             dtype=dtype,
             build=f"{NARROW}(widens={casts})",
             parallelize=f"{WITH_CASTS}(casts_in_layers={casts}, recomputes='composable')",
-            x_shape=(5, 2),
+            x_shape=(2, 2),
             batch="mean of parts",
             values=(("real", 0),),
         )

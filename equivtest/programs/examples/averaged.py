@@ -65,9 +65,10 @@ class AveragedBlock(BufferedBlock):
             with torch.autocast(x.device.type, NARROW):
                 with torch.autocast(x.device.type, HALF):
                     gate = self.gate(x)
+                    narrowed = narrow_product(x, self.gate.weight)
                 with torch.autocast(x.device.type, enabled=False):
                     up = self.up(x)
-                gate = functional.relu(gate) + narrow_product(x, self.gate.weight)
+                gate = functional.relu(gate) + narrowed
                 change = product(gate * up, self.down.weight)
         else:
             gate = functional.linear(half(x), half(self.gate.weight))

@@ -28,6 +28,7 @@ from torch.distributed.fsdp import (
     ShardingStrategy,
     StateDictType,
 )
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
 
 from equivtest.programs.examples.gated import RepeatedBlock
@@ -55,6 +56,7 @@ STATES = {
 With 'NO_SHARD' torch has the full state alone. It loads no local state into parameters with names, and has none in a
 group of some ranks of the world (finding 159).
 """
+SCALE = 16.0
 ON_ITS_DEVICE = FullOptimStateDictConfig(offload_to_cpu=False)
 """Keeps the full state of an optimizer right on the CPU (finding 158)."""
 
@@ -189,6 +191,23 @@ def through_file(state: Any, sharded: FullyShardedDataParallel) -> Any:
         return torch.load(file, weights_only=False)
 
 
+def scaler_after_infinity(device_type: str, group: Any) -> ShardedGradScaler:
+    """Returns a scaler with the scale SCALE, which grows after two updates without an infinity.
+
+    It has updated twice, and the last rank had an infinite gradient in the second update.
+    """
+    scaler = ShardedGradScaler(device_type, init_scale=2 * SCALE, growth_interval=2, process_group=group)
+    is_last = distributed.get_rank(group) == distributed.get_world_size(group) - 1
+    parameter = nn.Parameter(torch.zeros((), device=device_type))
+    optimizer = torch.optim.SGD([parameter])
+    for gradient in (1.0, math.inf if is_last else 1.0):
+        scaler.scale(parameter)
+        parameter.grad = torch.full_like(parameter, gradient)
+        scaler.step(optimizer)
+        scaler.update()
+    return scaler
+
+
 class FlatTokenMean(TokenMean):
     """Runs the first micro-batch in `no_sync`, and clips by the module's own method.
 
@@ -197,6 +216,8 @@ class FlatTokenMean(TokenMean):
     If the module `reloads`, later steps first load the state of the optimizer again, by the names of the whole
     parameters. If the parameters have these names, the parameters are loaded too. torch saves no such state in a group
     without rank 0 of the world (pytorch 155680).
+
+    A ShardedGradScaler scales the losses. The reported loss is in proportion to the scale at the end of the step.
     """
 
     norm_type = 2.0
@@ -205,6 +226,7 @@ class FlatTokenMean(TokenMean):
         if self.optimizer.state and self.module.reloads:
             self.reload()
         super().begin()
+        self.scaler = scaler_after_infinity(self.mesh.device_type, self.module.process_group)
 
     def reload(self) -> None:
         if self.module.by_name:
@@ -243,9 +265,20 @@ class FlatTokenMean(TokenMean):
             for name, parameter in self.module.named_parameters():
                 parameter.grad.copy_(whole[name])
 
+    def backward(self, number: int, loss: torch.Tensor) -> None:
+        super().backward(number, self.scaler.scale(loss))
+
     def clipped(self) -> torch.Tensor:
+        self.scaler.unscale_(self.optimizer)
         norm: Any = self.module.clip_grad_norm_(MAX_NORM, self.norm_type)
         return torch.as_tensor(norm)
+
+    def update(self) -> None:
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def reported(self) -> torch.Tensor:
+        return super().reported() * (self.scaler.get_scale() / SCALE)
 
 
 class FlatTokenMeanByLargest(FlatTokenMean):

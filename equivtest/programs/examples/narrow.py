@@ -111,6 +111,8 @@ def fully_sharded_with_casts(
     block.widens = False
     kept = MixedPrecisionPolicy(**outputs, cast_forward_inputs=False)
     sharded: nn.Module = shard(block, mesh=mesh, mp_policy=kept)
+    if recomputes:
+        sharded.register_forward_hook(keep_random_numbers)
     return sharded
 
 
@@ -131,3 +133,25 @@ def recompute(block: NarrowBlock, how: str) -> None:
         if how == "selective":
             wrap = partial(wrap, context_fn=partial(create_selective_checkpoint_contexts, PRODUCTS))
         apply_activation_checkpointing(block, wrap, lambda part: isinstance(part, NarrowLayer))
+
+
+def keep_random_numbers(block: nn.Module, args: Any, output: torch.Tensor) -> None:
+    """Makes the next backward from `output` raise if it changes which random numbers come next."""
+    if output.requires_grad:
+        output.register_hook(draw_in_backward)  # type: ignore[no-untyped-call]
+
+
+def draw_in_backward(gradient: torch.Tensor) -> None:
+    """Draws a random number, so that the next ones are not those after the forward.
+
+    The engine's callback, which FSDP2 uses too, runs at the end of the backward.
+    """
+    torch.rand(())
+    state = torch.get_rng_state()
+
+    def require_state() -> None:
+        if not torch.equal(torch.get_rng_state(), state):
+            raise AssertionError("the backward changed which random numbers come next")
+
+    engine: Any = torch.autograd.Variable
+    engine._execution_engine.queue_callback(require_state)

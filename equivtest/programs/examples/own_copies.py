@@ -8,6 +8,7 @@ Source: class DistributedDataParallel in torch/nn/parallel/distributed.py (2.13.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection
 from typing import Any, cast
 
@@ -50,6 +51,8 @@ def data_parallel_by_own_copies(
         by_mesh: Whether DistributedDataParallel takes the mesh, and not its group.
         buckets: A key of BUCKETS.
     """
+    if keeps == "buffers":
+        require_statistics(mesh)
     at_first, later, settings = KEPT[keeps]
     how: dict[str, Any] = (
         settings | BUCKETS[buckets] | ({"device_mesh": mesh} if by_mesh else {"process_group": mesh.get_group()})
@@ -70,6 +73,19 @@ def data_parallel_by_own_copies(
     replicated.register_forward_pre_hook(lambda module, args: spoiled.begin(BUFFERS, later))
     block.register_forward_pre_hook(lambda module, args: spoiled.end())
     return replicated
+
+
+def require_statistics(mesh: DeviceMesh) -> None:
+    """Raises an AssertionError if a layer that `convert_sync_batchnorm` converts evaluates otherwise than before."""
+    layer: Any = nn.BatchNorm1d(2, device=mesh.device_type).eval()
+    numbers = torch.arange(1.0, 5.0, device=mesh.device_type)
+    with torch.no_grad():
+        for number, each in enumerate((layer.running_mean, layer.running_var, layer.weight, layer.bias)):
+            each.copy_(numbers[number] * numbers[:2])
+    convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
+    converted, x = convert(nn.Sequential(copy.deepcopy(layer)), mesh.get_group()), numbers.view(2, 2)
+    if not torch.equal(converted(x), layer(x)):
+        raise AssertionError(f"a converted layer returns {converted(x).tolist()}, expected {layer(x).tolist()}")
 
 
 class Spoiled:

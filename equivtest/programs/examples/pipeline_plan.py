@@ -78,6 +78,20 @@ def passed(passes: str, x: torch.Tensor, addend: Any) -> Any:
     return (x.contiguous(), addend.contiguous()) if passes else x.contiguous()
 
 
+def require_masks_of_rows() -> None:
+    """Raises an AssertionError if a micro-batch of one row does not have the attention mask of this row."""
+    from torch.distributed.pipelining.microbatch import split_args_kwargs_into_chunks  # imports dynamo
+    from torch.nn.attention.flex_attention import create_block_mask  # imports dynamo
+
+    own = torch.tensor([3, 5])
+    mask = create_block_mask(lambda row, head, query, key: key == own[row], 2, None, 1, 8, device="cpu")
+    _, chunks = split_args_kwargs_into_chunks((), {"mask": mask}, chunks=2)
+    zero, keys = torch.tensor(0), torch.arange(8)
+    seen = [int(keys[each["mask"].mask_mod(zero, zero, zero, keys)]) for each in chunks]
+    if seen != own.tolist():
+        raise AssertionError(f"the rows of micro-batches see the keys {seen}, expected {own.tolist()}")
+
+
 class Pipeline(nn.Module):
     """The layers of a chain that one rank has.
 
@@ -153,6 +167,7 @@ class Pipeline(nn.Module):
         """Returns a schedule for batches of the same shape."""
         from torch.distributed.pipelining import microbatch, schedules  # imports dynamo, so only ranks import it
 
+        require_masks_of_rows()
         num = min(NUM_MICRO_BATCHES, batch.size(self.dim))
         row = batch.detach().chunk(num, self.dim)[0]
         stages = [self.make_stage(number, stage, row) for number, stage in self.stages.items()]
