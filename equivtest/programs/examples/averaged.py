@@ -18,6 +18,7 @@ from torch.amp import custom_bwd, custom_fwd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
+from torch.utils.checkpoint import checkpoint
 
 from equivtest.programs.examples.gated import BufferedBlock
 from equivtest.programs.examples.plans import data_parallel, spoil
@@ -35,6 +36,7 @@ AVERAGES: dict[str, Any] = {
 }
 """Name -> arguments of `AveragedModel`. Without `use_buffers` the buffers are copied."""
 
+recomputed: Any = checkpoint
 NARROW, HALF = torch.bfloat16, torch.float16
 AUTOCAST = ("cpu", "cuda")
 """Devices on which torch's autocast has both dtypes. On others both modules cast alike."""
@@ -48,7 +50,8 @@ class AveragedBlock(BufferedBlock):
     Attributes:
         average: A name in `AVERAGES`.
         casts: Whether layers compute in 16 bits. No cast changes float64.
-        autocasts: Whether torch.autocast casts, as in the parallel module. If not, the block does.
+        autocasts: Whether torch.autocast casts, as in the parallel module. Its backward recomputes a product in the
+            forward's autocast. If not, the block casts.
     """
 
     def __init__(self, *, average: str, casts: bool) -> None:
@@ -64,7 +67,7 @@ class AveragedBlock(BufferedBlock):
             product, narrow_product = products(x.device.type)
             with torch.autocast(x.device.type, NARROW):
                 with torch.autocast(x.device.type, HALF):
-                    gate = self.gate(x)
+                    gate = recomputed(self.gate, x, use_reentrant=False)
                     narrowed = narrow_product(x, self.gate.weight)
                 with torch.autocast(x.device.type, enabled=False):
                     up = self.up(x)

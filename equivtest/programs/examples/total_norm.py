@@ -203,7 +203,7 @@ class Scaled(InOneCall):
         self.attempt(scaler, loss, overflows=True)
         doubled = 2 * scaler.get_scale()
         scaler.update(torch.tensor(doubled, device=loss.device) if self.raises else doubled)
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad(set_to_none=self.raises)
         torch.autograd.backward(scaler.scale(loss), retain_graph=True)
         self.unscale_copies(scaler)
         scaler.update()
