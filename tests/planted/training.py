@@ -476,7 +476,7 @@ BLIND_NINTH: dict[str, WrongRule] = {
     # collectives and context parallel
     "gradient_beside_the_source": WrongRule("a broadcast gives tensors that it replaces a gradient", "training", "torch.distributed.nn.functional:_Broadcast.backward", "gx.zero_()", "pass", "pytorch 190583, pytorch 130515"),
     "gathered_rows_in_order": WrongRule("tensors that are gathered along a later dim are viewed as if they were gathered along the first", "functional", "torch._utils:_maybe_view_chunk_cat", "math.prod(shape[1:gather_dim]) if gather_dim > 1 else 1", "1", "pytorch 169404, pytorch 194856"),
-    "restored_as_rearranged": WrongRule("the order of a sequence is restored as it was rearranged", "training", f"{DTENSOR}experimental._context_parallel._load_balancer:_HeadTailLoadBalancer._generate_indices", "if restore:", "if False:", "pytorch 155442, pytorch 152261"),
+    "restored_as_rearranged": WrongRule("a sequence is restored by the indices that rearranged it", "training", f"{DTENSOR}experimental._context_parallel._load_balancer:_HeadTailLoadBalancer._generate_indices", "if restore:", "if False:", "pytorch 155442, pytorch 152261"),
 }  # fmt: skip
 """Planted by a ninth author, who had read no case and no property."""
 
