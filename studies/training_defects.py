@@ -29,6 +29,7 @@ from tests.planted.training import (
     BLIND_NINTH,
     BLIND_SEVENTH,
     BLIND_SIXTH,
+    BLIND_TENTH,
     BLIND_THIRD,
     FIRST,
     LATER,
@@ -86,7 +87,8 @@ def main(names: list[str]) -> None:
         "Rules that were planted by a sixth author who had read no case": BLIND_SIXTH,
         "Rules that were planted by a seventh author who had read no case": BLIND_SEVENTH,
         "Rules that were planted by an eighth author who had read no case": BLIND_EIGHTH,
-        "Rules that were planted last by a ninth author who had read no case": BLIND_NINTH,
+        "Rules that were planted by a ninth author who had read no case": BLIND_NINTH,
+        "Rules that were planted last by a tenth author who had read no case": BLIND_TENTH,
         "Rules of options that no shipped property used before": OF_OPTIONS,
     }
     with Pool() as pool:

@@ -480,6 +480,44 @@ BLIND_NINTH: dict[str, WrongRule] = {
 }  # fmt: skip
 """Planted by a ninth author, who had read no case and no property."""
 
+BLIND_TENTH: dict[str, WrongRule] = {
+    # FSDP2
+    "replicas_never_meet": WrongRule("HSDP all-reduces over the group of shards, not of replicas", "fsdp2", f"{GROUP}_all_reduce_process_group.fget", "return self.mesh_info.replicate_process_group", 'return getattr(self.mesh_info, "shard_process_group", self.mesh_info.replicate_process_group)', "pytorch 121569, VeOmni 862"),
+    "never_all_reduced_again": WrongRule("after a backward without synchronization HSDP never all-reduces again", "fsdp2", f"{FSDP2}_fully_shard:FSDPModule.set_requires_gradient_sync", "fsdp_param_group.all_reduce_grads = requires_gradient_sync", "fsdp_param_group.all_reduce_grads &= requires_gradient_sync", "pytorch 126166, torchtitan 1929"),
+    "own_factor_and_the_mean": WrongRule("replicas are averaged although a divide factor is set", "fsdp2", f"{FSDP2}_fsdp_collectives:_get_gradient_divide_factors", "return None, None, reduce_scatter_op, ReduceOp.SUM", "return None, None, reduce_scatter_op, ReduceOp.AVG", "pytorch 129286, pytorch 155903"),
+    "outputs_in_a_dict": WrongRule("outputs in a dict are not cast to output_dtype", "fsdp2", "torch.distributed.utils:_apply_to_tensors", "return {key: apply(value) for key, value in x.items()}", "return x", "pytorch 153077, pytorch 90523"),
+    # FSDP1
+    "last_backward_replaces": WrongRule("a reduced gradient of FSDP1 replaces that of an earlier backward", "training", f"{FSDP1}_runtime_utils:_accumulate_sharded_grad", "flat_param._saved_grad_shard += sharded_grad", "flat_param._saved_grad_shard = sharded_grad", "pytorch 73535, fairscale 752"),
+    # DistributedDataParallel
+    "errors_forgotten_by_resuming": WrongRule("a resumed PowerSGD has lost its errors and low-rank matrices", "ddp", f"{HOOKS}powerSGD_hook:PowerSGDState.__setstate__", "setattr(self, slot, value)", 'setattr(self, slot, {} if slot.endswith("_dict") else value)', "pytorch 75666, pytorch 79334"),
+    "buffers_of_the_world": WrongRule("buffers are broadcast in the default group", "ddp", f"{DDP}DistributedDataParallel._distributed_broadcast_coalesced", "self.process_group, tensors", "dist.group.WORLD, tensors", "pytorch 53866, pytorch 53793"),
+    "hook_of_replicate": WrongRule("replicate forgets its communication hooks", "ddp", "torch.distributed._composable.replicate:_ReplicateState.register_comm_hook", "self._ddp.register_comm_hook(*comm_args, **comm_kwargs)", "pass", "pytorch 96660, pytorch 109647"),
+    # tensor parallel and DTensor
+    "bias_once_for_each_rank": WrongRule("a replicated value becomes partial without being divided, so that a row-wise layer adds its bias once for each rank", "parallel", f"{DTENSOR}placement_types:Partial._partition_value", "return tensor / num_chunks", "return tensor", "nano-vllm 99, Paddle 35186"),
+    "gradient_of_partial_divided": WrongRule("the gradient of a local tensor that is partial is partial too", "parallel", f"{DTENSOR}_api:_normalize_placements_for_grad", "normalized.append(Replicate())", "normalized.append(p)", "pytorch 115967, pytorch 173153"),
+    "piece_by_first_axis": WrongRule("a tensor whose sharded dim changes is cut by the rank on the first axis of the mesh", "parallel", f"{DTENSOR}_collective_utils:shard_dim_alltoall", "mesh.get_local_rank(mesh_dim)", "mesh.get_local_rank(0)", "pytorch 124872, pytorch 131210"),
+    "second_output_as_first": WrongRule("local_map gives all outputs the placements of the first", "parallel", f"{DTENSOR}experimental._func_map:_local_map_wrapped", "DTensor.from_local(out, device_mesh, spec, run_check=False)", "DTensor.from_local(out, device_mesh, out_placements_tuple[0], run_check=False)", "pytorch 123676, autoparallel 290"),
+    # optimizers and schedules
+    "states_in_order_of_ranks": WrongRule("ZeRO loads states in the order of the partition, rank by rank", "optimizer", f"{ZERO}ZeroRedundancyOptimizer._index_to_param.fget", 'chain.from_iterable(g["params"] for g in self.param_groups)', "self._param_to_rank", "xla 9224, pytorch 51601"),
+    "epochs_from_zero": WrongRule("a schedule saves all but the epoch", "training", f"{SCHEDULES}LRScheduler.state_dict", 'if key != "optimizer"', 'if key not in ("optimizer", "last_epoch")', "pytorch 3026, torchtune 2730"),
+    # clipping and the scaler
+    "norms_of_shards_added": WrongRule("norms of shards are added up without being squared", "clipping", f"{DTENSOR}_ops._math_ops:_NormPartial._reduce_value", "tensor = self._pre_reduce_transform(tensor)", "pass", "pytorch 126457, pytorch 149768"),
+    "infinity_stays_at_its_rank": WrongRule("the sharded scaler reduces a copy of what it has found", "training", f"{FSDP1}sharded_grad_scaler:ShardedGradScaler.unscale_", "dist.all_reduce(found_inf, async_op=True", "dist.all_reduce(found_inf.clone(), async_op=True", "pytorch 115710, pytorch 76918"),
+    # recomputation and pipelines
+    "other_elements_dropped": WrongRule("reentrant recomputation draws new random numbers", "training", "torch.utils.checkpoint:CheckpointFunction.backward", "torch.set_rng_state(ctx.fwd_cpu_state)", "pass", "OLMo-core 828, PIDM 66"),
+    "target_of_batch_before": WrongRule("a micro-batch is compared with the target of the one before", "training", f"{PIPELINES}schedules:_PipelineSchedule._maybe_compute_loss", "target_mbs[mb_index]", "target_mbs[len(self._internal_losses) - 1]", "PiPPy 1079, pytorch 126600"),
+    "split_backward_from_ones": WrongRule("with a split backward each stage begins with a gradient of ones", "training", f"{PIPELINES}_backward:stage_backward_input", "torch.ones_like(stage_output) if output_grads is None else output_grads[i]", "torch.ones_like(stage_output)", "pytorch 132691, ColossalAI 6034"),
+    # distributed checkpoint
+    "first_shard_for_all": WrongRule("a sharded tensor is loaded from the beginning of the saved one on each rank", "training", f"{STATE}planner_helpers:_create_chunk_from_dtensor", "offsets=offsets", "offsets=torch.Size([0] * len(offsets))", "pytorch 161368, candle 143"),
+    "slices_without_offset": WrongRule("shards of a safetensors file are read from its beginning", "training", f"{STATE}hf_storage:HuggingFaceStorageReader._process_read_request", "slice(offset, offset + length)", "slice(length)", "pytorch 154519, transformers 46717"),
+    # averages
+    "average_ends_at_frozen": WrongRule("models are averaged up to the first parameter without gradient of a group", "training", "torch.distributed.algorithms.model_averaging.utils:get_params_to_average", "if param_data.grad is not None:\n                    filtered_params.append(param_data)", "if param_data.grad is None:\n                    break\n                filtered_params.append(param_data)", "pytorch 74894, pytorch 60320"),
+    # collectives
+    "columns_scattered_as_viewed": WrongRule("reduce_scatter_single along a later dim cuts a view of the rows", "functional", f"{FUNCTIONAL}reduce_scatter_single", "self = _chunk_or_narrow_cat(self, group_size, narrow_dim=scatter_dim, cat_dim=0)", "self = self.reshape(_chunk_or_narrow_cat(self, group_size, narrow_dim=scatter_dim, cat_dim=0).shape)", "pytorch 178766, pytorch 169404"),
+    "gradients_not_sent_back": WrongRule("the gradient of all_to_all is not sent back", "functional", "torch.distributed.nn.functional:_AlltoAll.backward", "_AlltoAll.apply(ctx.group, tensor_list, *grad_outputs)", "grad_outputs", "pytorch 68786, pytorch 68096"),
+}  # fmt: skip
+"""Planted by a tenth author, who had read no case and no property."""
+
 WRONG = (
     FIRST
     | LATER
@@ -493,6 +531,7 @@ WRONG = (
     | BLIND_SEVENTH
     | BLIND_EIGHTH
     | BLIND_NINTH
+    | BLIND_TENTH
 )
 
 OF_OPTIMIZERS = ("ddp_mlp", "fsdp2_mlp", "sequence_parallel_mlp_trains", "token_mean_step", "every_optimizer")

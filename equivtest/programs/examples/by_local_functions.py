@@ -109,7 +109,7 @@ class WeightedByRows(Weighted):
         return turned(rows, dim)
 
     def twice(self, total: torch.Tensor) -> Any:
-        as_share: Any = local_map(out_placements=[Partial()])
+        as_share: Any = local_map(out_placements=[Partial()], in_placements=([Partial()],))
         return as_share(super().twice)(total)
 
     def number(self, rows: torch.Tensor) -> Any:

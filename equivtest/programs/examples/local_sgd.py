@@ -28,11 +28,15 @@ PERIOD, WARM_UP, NUM_COPIES = 4, 1, 4
 
 
 class LocalBlock(GatedBlock):
-    """A block that names its averager: 'periodic', or 'hierarchical' if half of the ranks average more often."""
+    """A block that names its averager: 'periodic', or 'hierarchical' if half of the ranks average more often.
+
+    The layer `up`, which no averager averages, is frozen.
+    """
 
     def __init__(self, averager: str) -> None:
         super().__init__(2, 5)
         self.averager = averager
+        self.up.requires_grad_(requires_grad=False)
 
 
 def local_block(*, averager: str) -> nn.Module:

@@ -259,8 +259,9 @@ def data_parallel_by_hook(
     For each dtype the block has a different hook of torch, and each hook gives the average of all ranks.
     `allreduce_hook` computes this average and nothing else. The hooks that compress lose no bits, because they get
     gradients of the dtype to which they compress. In bfloat16 these gradients are larger than any number of float16.
-    In float64 PowerSGD compresses, until its error feedback has sent everything. No setting of DistributedDataParallel
-    changes a gradient.
+    In float64 PowerSGD compresses, until its error feedback has sent everything. Each of these hooks gets negative
+    gradients, and its result is negated, so a hook that is not called leaves wrong gradients. No setting of
+    DistributedDataParallel changes a gradient.
 
     Args:
         hook: If 'local_sgd', the hook of every dtype averages over a subgroup with all ranks, and its other group has
@@ -309,7 +310,11 @@ def data_parallel_by_hook(
         state = local_sgd.PostLocalSGDState(*groups, start_localSGD_iter=0 if begins else 100)
         replicated.register_comm_hook(state, local_sgd.post_localSGD_hook)
     else:
-        replicated.register_comm_hook(*hooks[dtype])
+        state, call = hooks[dtype]
+        replicated.register_comm_hook(state, negated(call))
+        for parameter in block.parameters():
+            if parameter.requires_grad and not (ignores and parameter is own.weight):
+                parameter.register_hook(torch.neg)  # type: ignore[no-untyped-call]
     return cast("nn.Module", replicated)
 
 
@@ -382,6 +387,13 @@ class Waiting:
         return work
 
 
+def negated(hook: Any) -> Any:
+    def negated_hook(state, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations
+        return hook(state, bucket).then(lambda future: future.value().neg_())
+
+    return negated_hook
+
+
 def until_all_is_sent(hook: Any, calls: Iterable[tuple[int, bool]]) -> Any:
     """Returns a hook that averages integers by PowerSGD of rank 1. It makes the given calls.
 
@@ -399,11 +411,13 @@ def until_all_is_sent(hook: Any, calls: Iterable[tuple[int, bool]]) -> Any:
     """
 
     def hook_until_all_is_sent(state, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations
-        num_ranks, sent = state.process_group.size(), bucket.buffer().clone()
-        total = torch.zeros_like(sent)
+        group, sent = state.process_group, bucket.buffer().clone()
+        num_ranks, total = group.size(), torch.zeros_like(sent)
         for factor, counts in calls:
             bucket.buffer()[:] = factor * sent
             averaged = hook(state, bucket).wait()
+            state = copy.deepcopy(state)  # as a saved state is loaded, without its process group
+            state.process_group = group
             total += averaged if counts else 0
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(total.mul_(num_ranks / 2).round_().div_(num_ranks))
