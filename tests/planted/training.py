@@ -487,7 +487,7 @@ BLIND_TENTH: dict[str, WrongRule] = {
     "own_factor_and_the_mean": WrongRule("replicas are averaged although a divide factor is set", "fsdp2", f"{FSDP2}_fsdp_collectives:_get_gradient_divide_factors", "return None, None, reduce_scatter_op, ReduceOp.SUM", "return None, None, reduce_scatter_op, ReduceOp.AVG", "pytorch 129286, pytorch 155903"),
     "outputs_in_a_dict": WrongRule("outputs in a dict are not cast to output_dtype", "fsdp2", "torch.distributed.utils:_apply_to_tensors", "return {key: apply(value) for key, value in x.items()}", "return x", "pytorch 153077, pytorch 90523"),
     # FSDP1
-    "last_backward_replaces": WrongRule("a reduced gradient of FSDP1 replaces that of an earlier backward", "training", f"{FSDP1}_runtime_utils:_accumulate_sharded_grad", "flat_param._saved_grad_shard += sharded_grad", "flat_param._saved_grad_shard = sharded_grad", "pytorch 73535, fairscale 752"),
+    "last_backward_replaces": WrongRule("a reduced gradient of FSDP1 replaces the gradient of an earlier backward", "training", f"{FSDP1}_runtime_utils:_accumulate_sharded_grad", "flat_param._saved_grad_shard += sharded_grad", "flat_param._saved_grad_shard = sharded_grad", "pytorch 73535, fairscale 752"),
     # DistributedDataParallel
     "errors_forgotten_by_resuming": WrongRule("a resumed PowerSGD has lost its errors and low-rank matrices", "ddp", f"{HOOKS}powerSGD_hook:PowerSGDState.__setstate__", "setattr(self, slot, value)", 'setattr(self, slot, {} if slot.endswith("_dict") else value)', "pytorch 75666, pytorch 79334"),
     "buffers_of_the_world": WrongRule("buffers are broadcast in the default group", "ddp", f"{DDP}DistributedDataParallel._distributed_broadcast_coalesced", "self.process_group, tensors", "dist.group.WORLD, tensors", "pytorch 53866, pytorch 53793"),
@@ -499,7 +499,7 @@ BLIND_TENTH: dict[str, WrongRule] = {
     "second_output_as_first": WrongRule("local_map gives all outputs the placements of the first", "parallel", f"{DTENSOR}experimental._func_map:_local_map_wrapped", "DTensor.from_local(out, device_mesh, spec, run_check=False)", "DTensor.from_local(out, device_mesh, out_placements_tuple[0], run_check=False)", "pytorch 123676, autoparallel 290"),
     # optimizers and schedules
     "states_in_order_of_ranks": WrongRule("ZeRO loads states in the order of the partition, rank by rank", "optimizer", f"{ZERO}ZeroRedundancyOptimizer._index_to_param.fget", 'chain.from_iterable(g["params"] for g in self.param_groups)', "self._param_to_rank", "xla 9224, pytorch 51601"),
-    "epochs_from_zero": WrongRule("a schedule saves all but the epoch", "training", f"{SCHEDULES}LRScheduler.state_dict", 'if key != "optimizer"', 'if key not in ("optimizer", "last_epoch")', "pytorch 3026, torchtune 2730"),
+    "epochs_from_zero": WrongRule("a schedule does not save the epoch", "training", f"{SCHEDULES}LRScheduler.state_dict", 'if key != "optimizer"', 'if key not in ("optimizer", "last_epoch")', "pytorch 3026, torchtune 2730"),
     # clipping and the scaler
     "norms_of_shards_added": WrongRule("norms of shards are added up without being squared", "clipping", f"{DTENSOR}_ops._math_ops:_NormPartial._reduce_value", "tensor = self._pre_reduce_transform(tensor)", "pass", "pytorch 126457, pytorch 149768"),
     "infinity_stays_at_its_rank": WrongRule("the sharded scaler reduces a copy of what it has found", "training", f"{FSDP1}sharded_grad_scaler:ShardedGradScaler.unscale_", "dist.all_reduce(found_inf, async_op=True", "dist.all_reduce(found_inf.clone(), async_op=True", "pytorch 115710, pytorch 76918"),
