@@ -334,14 +334,14 @@ def _agreed(case: ModuleCase, replies: Sequence[Reply]) -> str:
 def _cases(variants: Sequence[Variant], space: Space) -> SearchStrategy[ModuleCase]:
     from equivtest.programs.strategy import module_cases, option_cases
 
+    judged = [each for each in variants if len(variants) == 1 or len(_left_out_of(each, space)) < len(space.dtypes)]
     strategies = {}
-    for each in variants:
-        if len(variants) == 1 or len(_left_out_of(each, space)) < len(space.dtypes):
-            candidates = {
-                size: candidates_by_mesh(each.search, each.rows, size, space.dtypes) for size in space.world_sizes
-            }
-            make = partial(each.search.make, batch=each.rows)
-            strategies[each.options] = module_cases(space, make, each.search.varied, candidates)
+    for each in judged or variants[:1]:
+        candidates = {
+            size: candidates_by_mesh(each.search, each.rows, size, space.dtypes) for size in space.world_sizes
+        }
+        make = partial(each.search.make, batch=each.rows)
+        strategies[each.options] = module_cases(space, make, each.search.varied, candidates)
     return option_cases(strategies) if len(strategies) > 1 else next(iter(strategies.values()))
 
 

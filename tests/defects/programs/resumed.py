@@ -32,7 +32,7 @@ class OptionsByPosition(Resumable):
 
     def resume(self) -> None:
         super().resume()
-        for group, options in zip(self.inner[0].param_groups, SGD[::-1], strict=True):
+        for group, options in zip(self.inner[0].param_groups[:2], SGD[::-1], strict=True):
             group |= options
 
 
