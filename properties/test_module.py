@@ -94,6 +94,7 @@ attention_block_by_tokens = module_property(
     "equivtest.programs.examples.context:tokens_divided",
     x_shapes=[(2, 24, 6)],
     options={"kind": ("context", "in order", "documents", "blocks"), "rotates": ("allgather", "alltoall")},
+    world_sizes=(2, 3),
     conclusive_dtypes=("float64",),
 )
 
@@ -420,7 +421,6 @@ fully_sharded_block_on_named_axes = module_property(
     examples=[
         on_two_axes("parallel_on_named_axes(data='shards')"),
         on_two_axes("parallel_on_named_axes(data='shards on two')", mesh=(4, 1)),
-        on_two_axes("parallel_on_named_axes(data='replicas on two')", mesh=(4, 1)),
     ],
     conclusive_dtypes=("float32", "float64"),
 )

@@ -29,7 +29,6 @@ NAMED = {
     "replicas": DataParallelMeshDims(replicate="dp"),
     "both": DataParallelMeshDims(shard="shards", replicate="replicas"),
     "shards on two": DataParallelMeshDims(shard=DATA),
-    "replicas on two": DataParallelMeshDims(replicate=DATA),
 }
 """Value of `data` in `parallel_on_named_axes` -> axes."""
 WHOLE, ROWS, TOKENS = Replicate(), Shard(0), Shard(1)
