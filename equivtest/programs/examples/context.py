@@ -9,6 +9,7 @@ _ContextParallel in torch/distributed/tensor/experimental/_context_parallel/_att
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from equivtest.programs.examples.attention import AttentionBlock
 from equivtest.programs.examples.attention_plan import reduced
 
+Move = Callable[[torch.Tensor], torch.Tensor]
 torch_cp: Any = untyped
 aten: Any = torch.ops.aten
 TOKENS, ROWS_OF_MASK = 1, 2
@@ -49,10 +51,11 @@ class ContextBlock(AttentionBlock):
     mesh: DeviceMesh
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        own: torch.Tensor = _Divide.apply(x, self)  # type: ignore[no-untyped-call]
+        own: torch.Tensor = _Moved.apply(x, self.divide, self.collect)  # type: ignore[no-untyped-call]
         attended = self.attend(self.norm(own), slice(None))
-        output: torch.Tensor = _Collect.apply(own + self.out(attended), self)  # type: ignore[no-untyped-call]
-        return output
+        output = own + self.out(attended)
+        whole: torch.Tensor = _Moved.apply(output, self.collect, self.divide)  # type: ignore[no-untyped-call]
+        return whole
 
     def divide(self, x: torch.Tensor) -> Any:
         """Returns the tokens of this rank. The ranks get the first and the last tokens in pairs.
@@ -134,30 +137,17 @@ class InBlocks(InDocuments):
         return _PTRRLoadBalancer(mask, self.mesh.size())
 
 
-class _Divide(torch.autograd.Function):
-    """Keeps this rank's tokens in the forward. In the backward, collects the gradients of all tokens."""
+class _Moved(torch.autograd.Function):
+    """Moves tokens by a function in the forward, and their gradients by its inverse in the backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, block: ContextBlock) -> Any:
-        ctx.block = block
-        return block.divide(x)
+    def forward(ctx: Any, tokens: torch.Tensor, move: Move, move_back: Move) -> torch.Tensor:
+        ctx.move_back = move_back
+        return move(tokens)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.block.collect(gradients[0]), None
-
-
-class _Collect(torch.autograd.Function):
-    """Collects all tokens in the forward. In the backward, keeps the gradients of this rank's tokens."""
-
-    @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, block: ContextBlock) -> Any:
-        ctx.block = block
-        return block.collect(own)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.block.divide(gradients[0]), None
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return ctx.move_back(gradients[0]), None, None
 
 
 class _Ring(torch.autograd.Function):

@@ -251,7 +251,7 @@ class Resumed(TokenMean):
         super().begin()
 
     def update(self) -> None:
-        """Updates. Before the first update, when the optimizers have no state, their state is asked for."""
+        """Updates. If no optimizer has a state, gets the optimizers' state first. torch then makes the state."""
         if not any(each.state for each in self.optimizer.inner):
             get_optimizer_state_dict(self.module, self.optimizer.inner)
         super().update()

@@ -26,20 +26,19 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.nn.functional import all_to_all
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe, ScheduleInterleavedZeroBubble
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
-from torch.utils.checkpoint import checkpoint
 
 from tests.planted.bare.blind_training import linear, whole
-from tests.planted.bare.blind_training_2 import Times, stepped, sum_of_errors
+from tests.planted.bare.blind_training_2 import Times
 from tests.planted.bare.blind_training_3 import CPU, both_ranks, of_both
-from tests.planted.bare.blind_training_5 import shared_folder
+from tests.planted.bare.blind_training_5 import gradients_of_stages, shared_folder
 from tests.planted.bare.blind_training_9 import by_rank
-from tests.planted.bare.training import show
+from tests.planted.bare.training import recomputed, show
 from tests.planted.training import BLIND_TENTH
 
 NUM_RANKS = {"replicas_never_meet": 4, "piece_by_first_axis": 4}
@@ -242,11 +241,7 @@ def infinity_stays_at_its_rank() -> Tensor:
 
 
 def other_elements_dropped() -> Tensor:
-    torch.manual_seed(0)
-    x = torch.ones(16, requires_grad=True)
-    output = checkpoint(nn.functional.dropout, x, use_reentrant=True)
-    output.sum().backward()
-    return x.grad - output.detach()
+    return recomputed(use_reentrant=True)
 
 
 def squared_error(output: Tensor, target: Tensor) -> Tensor:
@@ -263,14 +258,7 @@ def target_of_batch_before() -> Tensor:
 
 
 def split_backward_from_ones() -> Tensor:
-    rank = dist.get_rank()
-    modules = {index: Times(2.0) for index in (rank, rank + 2)}
-    stages: list[Any] = [PipelineStage(module, index, 4, CPU) for index, module in modules.items()]
-    stepped(ScheduleInterleavedZeroBubble(stages, 4, sum_of_errors, scale_grads=False), torch.ones(4, 1))
-    grads = torch.zeros(4)
-    for index, module in modules.items():
-        grads[index] = whole(module.weight.grad)
-    return of_both(grads)
+    return gradients_of_stages(2.0)
 
 
 # distributed checkpoint

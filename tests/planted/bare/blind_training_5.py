@@ -146,8 +146,13 @@ def unscaled_in_one_dtype() -> Tensor:
 
 
 def last_micro_batch_weighs() -> Tensor:
+    return gradients_of_stages(1.0)
+
+
+def gradients_of_stages(weight: float) -> Tensor:
+    """Returns the gradients of four stages with this weight after a step with a split backward."""
     rank = dist.get_rank()
-    modules = {index: Times(1.0) for index in (rank, rank + 2)}
+    modules = {index: Times(weight) for index in (rank, rank + 2)}
     stages: list[Any] = [PipelineStage(module, index, 4, CPU) for index, module in modules.items()]
     stepped(ScheduleInterleavedZeroBubble(stages, 4, sum_of_errors, scale_grads=False), torch.ones(4, 1))
     grads = torch.zeros(4)

@@ -163,10 +163,10 @@ def sequence_parallel_norm() -> Tensor:
     return model[0].bias.grad.to_local()
 
 
-def recomputed() -> Tensor:
+def recomputed(*, use_reentrant: bool = False) -> Tensor:
     torch.manual_seed(0)
     x = torch.ones(16, requires_grad=True)
-    out = checkpoint(nn.functional.dropout, x, use_reentrant=False)
+    out = checkpoint(nn.functional.dropout, x, use_reentrant=use_reentrant)
     out.sum().backward()
     return x.grad - out.detach()
 
