@@ -98,6 +98,20 @@ def test_right_programs_that_average_gradients_pass(
 
 
 @pytest.mark.ranks
+def test_ranks_that_shard_in_pairs_divide_the_batch_among_all(pool: Pool) -> None:
+    """FullyShardedDataParallel reduces gradients in two groups: those that shard, and those that hold the same shard."""
+    flat = "equivtest.programs.examples.flat:"
+    parallelize = f"{flat}flat_sharded(strategy='FULL_SHARD', by_name=True, setting='hybrid')"
+    prop = resolved(
+        module_property(f"{flat}partly_frozen_block", parallelize, ((5, 2),)), pool, Space((4,), SPACE.dtypes)
+    )
+
+    assert {case.batch for case in chunk_cases(prop, Chunk(4, SPACE.dtypes, 0, 2)) if isinstance(case, ModuleCase)} == {
+        MEAN
+    }
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["ddp_that_sums", "fsdp2_that_sums"])
 def test_summed_gradients_are_rejected_unless_declared(pool: Pool, tmp_path: Path, parallelize: str) -> None:
     """DDP and fully_shard document that they average."""

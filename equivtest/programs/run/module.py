@@ -75,7 +75,9 @@ def is_data_parallel(parallel: nn.Module, num_ranks: int) -> bool:
 def _sizes_of_data_parallelism(part: nn.Module, num_ranks: int) -> list[int]:
     """Lists the numbers of ranks over which torch reduces a part's gradients: all ranks if torch does not show it."""
     if isinstance(part, DistributedDataParallel | FullyShardedDataParallel):
-        return [num_ranks if part.process_group is None else part.process_group.size()]
+        replicas: Any = getattr(part, "_inter_node_pg", None)  # of a hybrid sharding strategy
+        num_replicas = 1 if replicas is None else replicas.size()
+        return [num_ranks if part.process_group is None else part.process_group.size() * num_replicas]
     if isinstance(part, FSDPModule):
         state: Any = part._get_fsdp_state()
         groups = getattr(state, "_fsdp_param_groups", None)
