@@ -133,6 +133,7 @@ data_parallel_block_by_own_copies = module_property(
     BUFFERED,
     OWN_COPIES,
     x_shapes=ROWS,
+    batch="mean of parts",
     options={
         "keeps": ("", "later buffers", "buffers", "all", "ignored", "gradients"),
         "by_mesh": (False, True),
@@ -190,6 +191,7 @@ data_parallel_block_by_hook = module_property(
     TWO_OUTPUTS,
     f"{DATA_PARALLEL}_by_hook",
     x_shapes=ROWS,
+    batch="mean of parts",
     options={
         "hook": ("", "local_sgd", "before_local_sgd", "local_steps", "wrapped", "builtin"),
         **dict.fromkeys(("gradient_as_bucket_view", "static_graph", "find_unused_parameters"), (False, True)),
@@ -240,6 +242,7 @@ composable_data_parallel_block = module_property(
     TWO_OUTPUTS,
     f"{DATA_PARALLEL}_by_hook",
     x_shapes=ROWS,
+    batch="mean of parts",
     options={
         "composable": (True,),
         "hook": ("", "local_sgd", "before_local_sgd", "local_steps"),
@@ -264,6 +267,7 @@ data_parallel_block_of_outputs = module_property(
     "equivtest.programs.examples.gated:formed_block",
     f"{DATA_PARALLEL}_of_outputs",
     x_shapes=ROWS,
+    batch="mean of parts",
     options={
         "form": ("tuple", "dict", "dataclass", "nested"),
         **dict.fromkeys(
@@ -284,6 +288,7 @@ fully_sharded_block_by_layers = module_property(
     "equivtest.programs.examples.gated:repeated_block",
     f"{FULLY_SHARDED}_by_layers",
     x_shapes=ROWS,
+    batch="mean of parts",
     options={"reshard_after_forward": (True, False, 2), "sets_root": (False, True)},
 )
 
@@ -295,6 +300,7 @@ flat_sharded_block = module_property(
     f"{FLAT}partly_frozen_block",
     f"{FLAT}flat_sharded",
     x_shapes=ROWS,
+    batch="mean of parts",
     options={
         **STRATEGIES,
         "setting": (
@@ -309,6 +315,7 @@ fully_sharded_block_by_switches = module_property(
     "equivtest.programs.examples.switches:by_method",
     "equivtest.programs.examples.switches:fully_sharded_by_switches",
     x_shapes=ROWS,
+    batch="mean of parts",
     options={
         "ignores": ("", "up", "down"),
         **dict.fromkeys(("together", "offloads", "prefetches", "gathers_early"), (False, True)),
@@ -321,6 +328,7 @@ fully_sharded_block_by_calls = module_property(
     "equivtest.programs.examples.gated:deep_block",
     f"{ADJUSTED}fully_sharded_by_calls",
     x_shapes=ROWS,
+    batch="mean of parts",
     options={
         "collectives": ("default", "allocated", "own"),
         "parameters": ("default", "restored", "in two", "in groups"),
@@ -334,6 +342,7 @@ fully_sharded_block_with_unused_layer = module_property(
     f"{ADJUSTED}sometimes_gated",
     f"{ADJUSTED}fully_sharded_with_unused_layer",
     x_shapes=ROWS,
+    batch="mean of parts",
     options={"together": (False, True), "num_buffers": (1, 2)},
 )
 
@@ -353,6 +362,7 @@ fully_sharded_block_with_casts = module_property(
     NARROW,
     WITH_CASTS,
     x_shapes=((4, 2), (5, 2), (4, 3, 2)),
+    batch="mean of parts",
     options={
         **dict.fromkeys(("widens", "casts_in_layers", "replicas"), (False, True)),
         "recomputes": ("", "composable", "to the end", "wrapped", "reentrant", "selective", "sharded"),
@@ -376,6 +386,7 @@ fully_sharded_block_from_rank_0 = module_property(
     "equivtest.programs.examples.gated:signed_block",
     f"{FULLY_SHARDED}_from_rank_0",
     x_shapes=((2, 2), (3, 2), (5, 2), (4, 3, 2)),
+    batch="mean of parts",
     options={"meta": (True, False)},
     needs_world=True,
 )
@@ -429,6 +440,7 @@ replicated_block_by_layers = module_property(
     BUFFERED,
     f"{WHOLE_MESH}replicated_by_layers",
     x_shapes=((2, 2), (5, 2), (4, 3, 2)),
+    batch="mean of parts",
     options={"ignores": ("", "up", "down")},
 )
 
@@ -467,6 +479,7 @@ token_mean_step = module_property(
     "equivtest.programs.examples.next_token:next_token",
     f"{FULLY_SHARDED}_by_layers",
     inputs={"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))},
+    batch="parts of the whole",
     sizes={"batch": (2, 3, 4, 5, 6, 7, 8), "seq": (2,)},
     options={"reshard_after_forward": (True, False)},
     optimizer=f"{TOKEN_MEAN}adamw",
@@ -481,6 +494,7 @@ resumed_step = module_property(
     "equivtest.programs.examples.resumed:resumable_next_token",
     "equivtest.programs.examples.resumed:resumable",
     inputs={"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))},
+    batch="parts of the whole",
     sizes={"batch": (2, 4, 5), "seq": (2,)},
     options={
         "state": ("shards", "whole", "rank 0", "flat", "trained", "files"),
@@ -499,6 +513,7 @@ unsynchronized_step = module_property(
     "equivtest.programs.examples.next_token:scaled_next_token",
     DATA_PARALLEL,
     inputs={"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))},
+    batch="parts of the whole",
     sizes={"batch": (2, 4, 7, 9, 12), "seq": (2,)},
     optimizer=f"{TOKEN_MEAN}adamw",
     step="equivtest.programs.examples.unsynchronized:unsynchronized",
@@ -511,6 +526,7 @@ unsynchronized_step = module_property(
 FLAT_STEP: dict[str, Any] = {
     "inputs": {"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))},
     "sizes": {"batch": (2, 4, 7, 9, 12), "seq": (2,)},
+    "batch": "parts of the whole",
     "optimizer": f"{TOKEN_MEAN}adamw",
     "micro_batches": 3,
     "max_norm": 0.5,
@@ -556,6 +572,7 @@ joined_step = module_property(
     "equivtest.programs.examples.next_token:scaled_next_token",
     "equivtest.programs.examples.joined:replicated",
     inputs={"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))},
+    batch="parts of the whole",
     sizes={"batch": (3, 4, 5, 7, 11, 15), "seq": (2,)},
     options={"ends": ("", "early", "off")},
     optimizer=f"{TOKEN_MEAN}adamw",
