@@ -24,8 +24,8 @@ SPACE = Space(limits.WORLD_SIZES, limits.DTYPES)
 def _strategy_of(prop: Property) -> Hashable:
     """Identifies a property's strategy; strategies of modules, which differ only by the module, count as one."""
     cases = prop.cases
-    if isinstance(cases, functools.partial) and prop.subject == "module":
-        return cases.func
+    if prop.subject == "module":
+        return prop.subject
     return (cases.func, cases.args, *cases.keywords.items()) if isinstance(cases, functools.partial) else cases
 
 

@@ -67,7 +67,7 @@ AUDIT_PROFILE = "audit"
 AUDIT_LABEL = "audit"
 
 PROFILES: dict[str, Profile] = {
-    "smoke": Profile(single=1, several=1, strength=1, examples=2, is_first_look=True),
+    "smoke": Profile(single=1, several=1, strength=1, examples=1, is_first_look=True),
     "gate": Profile(single=1, several=3, strength=2, minutes=10),
     "soak": Profile(single=1, several=4, world_sizes=limits.SOAK_WORLD_SIZES, repeats=True),
     "conformance": Profile(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
@@ -18,6 +18,7 @@ from equivtest.cases.axes import (
     RECORDS,
     REPEATS,
     SMALL_SIZES,
+    Cases,
     Draw,
     Label,
     axes_of,
@@ -68,24 +69,8 @@ def _entries(name: str, table: tuple[T, ...], types: tuple[type, ...]) -> Search
     return st.sampled_from([(name, entry) for entry in table])
 
 
-class Cases(Generic[C]):
-    """The cases of a family.  A call with a `Space` returns a strategy of Hypothesis.
-
-    Attributes:
-        build: Function (draw, space, ...) -> case, which picks entries by any `Draw`.
-        dangerous: Names of axes. A conformance run has every combination of values of any three of these axes.
-    """
-
-    def __init__(self, build: Callable[..., C], dangerous: tuple[str, ...] = ()) -> None:
-        functools.update_wrapper(self, build)
-        self.build, self.dangerous = build, dangerous
-
-    def __call__(self, space: Space, **more: Any) -> SearchStrategy[C]:
-        return _built(self.build, space, more)
-
-
 @st.composite
-def _built(draw: DrawFn, build: Callable[..., C], space: Space, more: dict[str, Any]) -> C:
+def built(draw: DrawFn, build: Callable[..., C], space: Space, more: dict[str, Any]) -> C:
     return build(Drawing(draw), space, **more)
 
 
@@ -185,6 +170,7 @@ __all__ = [
     "Cases",
     "Draw",
     "builder_of",
+    "built",
     "cases_of",
     "dangerous_axes",
     "edge_sizes",

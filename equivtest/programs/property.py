@@ -6,15 +6,16 @@ import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from equivtest.base import limits
 from equivtest.base.functions import Named, name_of, plain, with_arguments
 from equivtest.base.importing import load_named, suggestion
 from equivtest.base.users_code import users_frames
+from equivtest.cases.axes import Cases
 from equivtest.cases.case import require
-from equivtest.errors import Misuse
+from equivtest.errors import Misuse, PropertyMisuse
 from equivtest.programs.candidates import CandidateSearch, Fields, candidates_by_mesh, combinations, refusals, tried
 from equivtest.programs.case import BATCHES, MEAN_OF_PARTS, PARTS_OF_WHOLE, REAL_DTYPES, WHOLE, ModuleCase
 from equivtest.programs.fields import require_axes
@@ -23,14 +24,13 @@ from equivtest.programs.inputs import Input, sizes_in, written
 from equivtest.programs.mesh import mesh_along
 from equivtest.programs.mistakes import way_out_of
 from equivtest.programs.state import STATES
+from equivtest.programs.strategy import Candidates, Chosen, Judged, cases_among
 from equivtest.property import Property, Space
 from equivtest.ranks.first_cause import first_cause
 from equivtest.verdicts.claims import keeps_layout_of_parameter, repeats_itself, trains_like_unsharded
 from equivtest.verdicts.judging import DEFAULT_CLAIMS
 
 if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
-
     from equivtest.cases.case import Shape
     from equivtest.ranks.backend import Backend
     from equivtest.ranks.pool import Pool
@@ -60,7 +60,7 @@ class Variant(NamedTuple):
         batch: How the ranks divide the batch, one of BATCHES. None if the ranks decide this later: see `_resolve`.
     """
 
-    options: tuple[tuple[str, str], ...]
+    options: Chosen
     search: CandidateSearch
     batch: str | None
 
@@ -101,7 +101,7 @@ def make_property(
         subject="module",
         statement=f"{parallelize} computes what {build} computes.",
         source=build,
-        cases=partial(_cases, variants),
+        cases=_cases(variants),
         claims=(*CLAIMS, trains_like_unsharded) if training.optimizer else CLAIMS,
         examples=tuple(judge.examples),
         shards=False,
@@ -216,10 +216,10 @@ def _resolve(variants: Sequence[Variant], prop: Property, pool: Pool, space: Spa
 
     The cases of the returned property divide the batch if the module reduces gradients, and only then.
     """
-    asked = [each._replace(batch=_resolved_batch(each.search, prop, pool, space)) for each in variants]
+    asked = tuple(each._replace(batch=_resolved_batch(each.search, prop, pool, space)) for each in variants)
     return replace(
         prop,
-        cases=partial(_cases, asked),
+        cases=_cases(asked),
         leaves_out=partial(_left_out, asked),
         aspects=partial(_aspects, asked),
         resolve=None,
@@ -331,18 +331,44 @@ def _agreed(case: ModuleCase, replies: Sequence[Reply]) -> str:
     return MEAN_OF_PARTS if reducing else WHOLE
 
 
-def _cases(variants: Sequence[Variant], space: Space) -> SearchStrategy[ModuleCase]:
-    from equivtest.programs.strategy import module_cases, option_cases
+@lru_cache(maxsize=256)
+def _cases(variants: tuple[Variant, ...]) -> Cases[ModuleCase]:
+    """Returns the cases of these variants.  Equal variants share one result, and so one covering array."""
+    return cases_among(lru_cache(maxsize=8)(partial(_judged, variants)))
 
+
+def _judged(variants: tuple[Variant, ...], space: Space) -> dict[Chosen, Judged]:
+    """Returns options -> what cases are made of, for each variant that has cases in the space.
+
+    Raises:
+        Misuse: No variant has cases, or the first of several variants has none on some number of ranks.
+    """
     judged = [each for each in variants if len(variants) == 1 or len(_left_out_of(each, space)) < len(space.dtypes)]
-    strategies = {}
+    found = {}
     for each in judged or variants[:1]:
-        candidates = {
-            size: candidates_by_mesh(each.search, each.rows, size, space.dtypes) for size in space.world_sizes
-        }
         make = partial(each.search.make, batch=each.rows)
-        strategies[each.options] = module_cases(space, make, each.search.varied, candidates)
-    return option_cases(strategies) if len(strategies) > 1 else next(iter(strategies.values()))
+        found[each.options] = Judged(make, each.search.varied, _candidates_of(each, space))
+    return found
+
+
+def _candidates_of(variant: Variant, space: Space) -> Candidates:
+    """Returns world size -> mesh -> dtype -> candidates.  A world size without candidates is left out.
+
+    Raises:
+        Misuse: No world size of the space has candidates.
+    """
+    found: Candidates = {}
+    mistakes: list[Misuse] = []
+    for size in space.world_sizes:
+        try:
+            found |= {size: candidates_by_mesh(variant.search, variant.rows, size, space.dtypes)}
+        except PropertyMisuse:
+            raise
+        except Misuse as error:
+            mistakes.append(error)
+    if not found:
+        raise mistakes[0]
+    return found
 
 
 def _aspects(variants: Sequence[Variant], space: Space) -> list[str]:

@@ -1,53 +1,77 @@
-"""Draws cases of your module."""
+"""Builds cases of your program from tables: its options, meshes, dtypes, shapes and values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
-
+from equivtest.cases.axes import Cases, Draw
 from equivtest.cases.case import Shape
-from equivtest.cases.picks import pick, pick_run
 from equivtest.programs.candidates import Candidate
 from equivtest.programs.case import ModuleCase
 from equivtest.property import Space
 
 MODULE_MODES = {mode: tuple((mode,) * num for num in (1, 2, 3)) for mode in ModuleCase.VALUE_MODES}
 
-Candidates = Mapping[int, Mapping[Shape, Mapping[str, Sequence[Candidate]]]]
-"""World size -> mesh -> dtype -> candidates, the simplest first; without meshes and dtypes that have none."""
+Candidates = dict[int, Mapping[Shape, Mapping[str, Sequence[Candidate]]]]
+"""World size -> mesh -> dtype -> candidates, the simplest first; without sizes, meshes and dtypes that have none."""
 
-Options = tuple[tuple[str, str], ...]
+Chosen = tuple[tuple[str, str], ...]
 """(name, value as code) of each option of a program."""
 
 
-@st.composite
-def module_cases(
-    draw: DrawFn, space: Space, make: Callable[..., ModuleCase], varied: str, candidates: Candidates
-) -> ModuleCase:
-    """Draws cases of one module that is parallelized in one way."""
-    world_size = pick(draw, "world_size", space.world_sizes)
-    meshes = tuple(candidates[world_size])
-    mesh = pick(draw, "mesh", meshes) if len(meshes) > 1 else meshes[0]
-    dtype = pick(draw, "dtype", tuple(candidates[world_size][mesh]))
-    mode, choice, largest, by_parts = pick(draw, "layout", candidates[world_size][mesh][dtype])
-    return make(
+class Judged(NamedTuple):
+    """What cases of a program under one combination of its options are made of.
+
+    Attributes:
+        make: Function that makes a case from the fields that differ.
+        varied: Name of the field of a candidate's `choice`.
+    """
+
+    make: Callable[..., ModuleCase]
+    varied: str
+    candidates: Candidates
+
+
+def cases_among(judged_in: Callable[[Space], Mapping[Chosen, Judged]]) -> Cases[ModuleCase]:
+    """Returns the cases of a program.  Failures shrink to the first combination of options.
+
+    Args:
+        judged_in: Function of a space to the combinations of options that have cases there.  Its results are cached,
+            because it is called for every case.
+    """
+
+    def build(draw: Draw, space: Space) -> ModuleCase:
+        judged = judged_in(space)
+        left = list(judged)
+        for place, (name, _) in enumerate(left[0]):
+            values = tuple(dict.fromkeys(each[place][1] for each in left))
+            value = draw.pick(f"option {name}", values) if len(judged) > 1 else values[0]
+            left = [each for each in left if each[place][1] == value]
+        return _case_of(draw, judged[left[0]])
+
+    return Cases(build)
+
+
+def _case_of(draw: Draw, judged: Judged) -> ModuleCase:
+    from equivtest.cases.picks import pick_run  # imports Hypothesis
+
+    world_size = draw.pick("world_size", tuple(judged.candidates))
+    meshes = judged.candidates[world_size]
+    mesh = draw.pick("mesh", tuple(meshes)) if len(meshes) > 1 else next(iter(meshes))
+    dtype = draw.pick("dtype", tuple(meshes[mesh]))
+    mode, choice, largest, by_parts = draw.pick(judged.varied, tuple(meshes[mesh][dtype]), _choice)
+    fields: dict[str, Any] = pick_run(draw, world_size, MODULE_MODES[mode], records=())
+    return judged.make(
         world_size=world_size,
         mesh=mesh,
         dtype=dtype,
         largest=largest,
         by_parts=by_parts,
-        **pick_run(draw, world_size, MODULE_MODES[mode], records=()),
-        **{varied: choice},
+        **fields,
+        **{judged.varied: choice},
     )
 
 
-@st.composite
-def option_cases(draw: DrawFn, variants: Mapping[Options, SearchStrategy[ModuleCase]]) -> ModuleCase:
-    """Draws cases of a program under each combination of its options. Failures shrink to the first combination."""
-    remaining = list(variants)
-    for place, (name, _) in enumerate(remaining[0]):
-        value = pick(draw, f"option {name}", tuple(dict.fromkeys(each[place][1] for each in remaining)))
-        remaining = [each for each in remaining if each[place][1] == value]
-    return draw(variants[remaining[0]])
+def _choice(candidate: Candidate) -> Any:
+    return candidate.choice

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from equivtest.base import limits
 from equivtest.base.profiles import AUDIT_LABEL, Part
 from equivtest.errors import BrokenSetup, Misuse
 from equivtest.pytest_plugin.options import settings_of, soak_seed
@@ -255,7 +254,7 @@ class AuditItem(PropertyItem):
             settings.known,
             self.prop.among(settings.world_sizes),
             settings.dtypes,
-            enough=1 if settings.profile.is_first_look else limits.AUDIT_CASES // 2,
+            is_first_look=settings.profile.is_first_look,
             is_thorough=settings.profile.audits_alone,
         )
         searched = self.hand_over_findings(audit=found.as_data(self.property_name))

@@ -50,14 +50,15 @@ def audit(
     world_sizes: Iterable[int],
     dtypes: tuple[str, ...],
     *,
-    enough: int = limits.AUDIT_CASES // 2,
+    is_first_look: bool = False,
     is_thorough: bool = False,
 ) -> Audit:
     """Spoils the collectives of a property's subject, and returns which claims reject each fault.
 
     Args:
         world_sizes: World sizes of the runs. At least one of them must be above 1. The world size 1 is left out.
-        enough: Number of cases after which the audit ends, if a claim has rejected a fault in each collective so far.
+        is_first_look: If True, the audit ends as soon as a claim rejects a fault in one collective. If False, it ends
+            after AUDIT_CASES // 2 cases if a claim has rejected a fault in each collective so far.
         is_thorough: If True, every kind of fault is tried on every case, for a table. If False, only decisive faults
             are tried, until a claim rejects one, and never after the first fault that hangs.
 
@@ -68,7 +69,7 @@ def audit(
     started_s = time.monotonic()
     sizes = sorted(size for size in world_sizes if size > 1)
     prop = resolved(prop, pool, Space(tuple(sizes), dtypes))
-    running = _Running(prop, pool, known, Audit(prop.subject, prop.without_collectives), enough, is_thorough)
+    running = _Running(prop, pool, known, Audit(prop.subject, prop.without_collectives), is_first_look, is_thorough)
     tried: set[Case] = set()
     for num_cases in (limits.AUDIT_CASES, limits.AUDIT_LAST_CASES):
         running.visits = 0
@@ -103,7 +104,7 @@ class _Running:
     pool: Pool
     known: KnownFailures
     found: Audit
-    enough: int
+    is_first_look: bool
     is_thorough: bool
     visits: int = 0
     spoiled_limit_s: float = limits.AUDIT_CASE_S
@@ -116,8 +117,10 @@ class _Running:
         if self.found.hung:
             return True
         sites, seen = self.found.sites, self.found.seen
-        wanted = self.enough if sites and len(seen) == len(sites) else 2 * limits.AUDIT_CASES
         is_shown = bool(seen)
+        if is_shown and self.is_first_look:
+            return True
+        wanted = limits.AUDIT_CASES // 2 if sites and len(seen) == len(sites) else 2 * limits.AUDIT_CASES
         if not is_shown and self.found.cases < limits.AUDIT_CASES:
             return False
         return self.visits >= limits.AUDIT_VISITS or (is_shown and self.found.cases >= wanted)
@@ -148,7 +151,10 @@ class _Running:
                 self._spoil(case, fault, site, failing)
 
     def _is_settled(self, site: Site) -> bool:
-        return site in self.found.seen or self.visits >= limits.AUDIT_VISITS * self.found.cases
+        seen = self.found.seen
+        return (
+            site in seen or (self.is_first_look and bool(seen)) or self.visits >= limits.AUDIT_VISITS * self.found.cases
+        )
 
     def _faults(self, case: Case, calls: Sequence[Collective]) -> Iterator[tuple[Fault, Site]]:
         """Yields (fault, site of the spoiled collective) for each fault to try, one kind of fault after the other."""

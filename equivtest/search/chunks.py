@@ -110,8 +110,9 @@ def seed_of(prop: Property, chunk: Chunk) -> int:
 def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
     """Returns the chunk's cases without duplicates: cases of the covering array, or random cases.
 
-    Chunk 0 begins with examples of the property, and ends with a case of each aspect, such as 'uneven', that the
-    chunk's other cases lack.  A part of an enumeration has only the cases that the enumeration lists.
+    Chunk 0 begins with examples of the property. It ends with a case of each aspect, such as 'uneven', that neither the
+    chunk's other cases have nor the cases of the covering array that run on other numbers of ranks.  A part of an
+    enumeration has only the cases that the enumeration lists.
     """
     if chunk.depth:
         assert prop.enumeration is not None
@@ -119,14 +120,16 @@ def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
         return list(dict.fromkeys(map(chunk.fitted, listed)))
     listed = (*prop.examples, *(prop.for_cells if chunk.per_cell else ())) if chunk.index == 0 else ()
     examples = [case for case in listed if case.world_size == chunk.world_size and case.is_within(chunk.dtypes)]
-    cases = examples[: chunk.examples]
+    cases, elsewhere = examples[: chunk.examples], list[Case]()
     array = covering_array_of(prop, chunk)
     if array is None:
         cases += draw_cases(prop, chunk, chunk.num_cases)
     else:
-        cases += [row.case for row in array.rows if row.case.world_size == chunk.world_size]
+        rows = [row.case for row in array.rows]
+        cases += [case for case in rows if case.world_size == chunk.world_size]
+        elsewhere = [case for case in rows if case.world_size in chunk.world_sizes]
     cases = [chunk.fitted(case) for case in cases]
-    return list(dict.fromkeys(cases + ([] if chunk.index else _of_missing_aspects(prop, chunk, cases))))
+    return list(dict.fromkeys(cases + ([] if chunk.index else _of_missing_aspects(prop, chunk, cases + elsewhere))))
 
 
 def covering_array_of(prop: Property, chunk: Chunk) -> Array | None:

@@ -171,7 +171,7 @@ def compare_with_gloo(verdicts, claims, gloo):
     return [types.SimpleNamespace(failed="elsewhere" in verdict.subject) for verdict in verdicts]
 
 
-def audit(prop, pool, known, world_sizes, dtypes, enough, is_thorough):
+def audit(prop, pool, known, world_sizes, dtypes, is_first_look, is_thorough):
     log(f"audit {prop.subject}")
     data = Audited(property=prop.subject, cases=1, rows=(), unseen=(), reason="", problem="", seconds=0.0)
     return types.SimpleNamespace(cases=1, problem="", waits="", as_data=lambda name: data)

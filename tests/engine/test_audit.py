@@ -78,11 +78,20 @@ def test_audit_draws_more_cases_if_no_claim_failed_in_the_first(pool: Pool) -> N
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("enough", [1, 2])
-def test_audit_ends_after_enough_cases_if_a_claim_failed_for_every_collective(pool: Pool, enough: int) -> None:
-    found = audit(of_fetch(), pool, KnownFailures(), (2,), limits.DTYPES, enough=enough)
+def test_audit_ends_after_two_cases_if_a_claim_failed_for_every_collective(pool: Pool) -> None:
+    found = audit(of_fetch(), pool, KnownFailures(), (2,), limits.DTYPES)
 
-    assert (found.cases, found.unseen, found.problem) == (enough, [], "")
+    assert (found.cases, found.unseen, found.problem) == (2, [], "")
+
+
+@pytest.mark.ranks
+def test_audit_of_a_first_look_ends_when_a_claim_failed_for_one_collective(pool: Pool) -> None:
+    whole, first = (
+        audit(shipped()["zero3_mlp_all_gather"], pool, KnownFailures(), (2,), limits.DTYPES, is_first_look=is_first)
+        for is_first in (False, True)
+    )
+
+    assert len(whole.seen) > len(first.seen) == 1 and first.cases == 1 and first.problem == ""
 
 
 @pytest.mark.ranks

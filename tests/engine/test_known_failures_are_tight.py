@@ -16,6 +16,7 @@ import pytest
 from equivtest.cases.case import Case
 from equivtest.cases.picks import Drawing
 from equivtest.errors import Misuse
+from equivtest.programs.case import ModuleCase
 from equivtest.property import Space
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
@@ -32,12 +33,12 @@ NUM_SAMPLED = 4  # cases among those that an entry covers
 
 
 @cache
-def drawn_of(subject: str) -> tuple[Case, ...]:
-    """Cases of the subject's properties, the same each time.
+def drawn_of(subject: str, program: str) -> tuple[Case, ...]:
+    """Cases of the subject's properties, the same each time, and only those of `program` if the subject runs programs.
 
     Drawn from the strategies' tables, but without Hypothesis, which takes a hundred times as long.
     """
-    properties = [prop for prop in shipped().values() if prop.subject == subject]
+    properties = [prop for prop in shipped().values() if prop.subject == subject and program in prop.statement]
     generator, data = Random(0), Mock()
     data.draw = lambda strategy: strategy.do_draw(data)
     with patch.object(Drawing, "pick", lambda _self, _name, table, *_: generator.choice(table)):
@@ -56,7 +57,8 @@ def simplified(case: Case) -> Case:
 
 def sample_of(entry: KnownFailure) -> list[Case]:
     """Cases that the entry covers, from the whole of what was drawn.  Its own case is a test of the run."""
-    covered = [case for case in drawn_of(entry.subject) if entry.covers(case)] or [entry.case]
+    program = entry.case.parallelize.partition("(")[0] if isinstance(entry.case, ModuleCase) else ""
+    covered = [case for case in drawn_of(entry.subject, program) if entry.covers(case)] or [entry.case]
     simple = [simplified(case) for case in covered]
     sample = [case for case in simple if entry.covers(case)] or [entry.case]
     return sample[:: -(-len(sample) // NUM_SAMPLED)]

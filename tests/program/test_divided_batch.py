@@ -99,7 +99,7 @@ def test_right_programs_that_average_gradients_pass(
 
 @pytest.mark.ranks
 def test_ranks_that_shard_in_pairs_divide_the_batch_among_all(pool: Pool) -> None:
-    """FullyShardedDataParallel reduces gradients in two groups: those that shard, and those that hold the same shard."""
+    """FullyShardedDataParallel reduces gradients among the ranks that shard, and then among equal shards."""
     flat = "equivtest.programs.examples.flat:"
     parallelize = f"{flat}flat_sharded(strategy='FULL_SHARD', by_name=True, setting='hybrid')"
     prop = resolved(
