@@ -237,16 +237,26 @@ def replicated_pipelined(chain: Chain, mesh: DeviceMesh, *, schedule: str, recei
 
     Args:
         receives: If 'late', ranks receive as late as they can. If 'inferred', stages infer the shapes that they
-            receive. Weights that the chain adds are then no keyword, but pass from stage to stage. GPipe does not
-            infer, because the reducer of DistributedDataParallel then raises in a later forward (finding 156).
+            receive, if `infers_beside_ddp` is True. Weights that the chain adds are then no keyword, but pass from
+            stage to stage.
     """
-    infers = receives == "inferred"
-    passes = "addend" if infers and chain.adds_weights else ""
-    how: dict[str, Any] = {"infers": infers and schedule != "GPipe", "defers": receives == "late", "passes": passes}
+    inferred = receives == "inferred"
+    infers = inferred and infers_beside_ddp(schedule, mesh["pp"].size())
+    passes = "addend" if inferred and chain.adds_weights else ""
+    how: dict[str, Any] = {"infers": infers, "defers": receives == "late", "passes": passes}
     pipeline = Pipeline(chain, mesh["pp"], schedule, dim=dim, **how)
     for number, stage in pipeline.stages.items():
         pipeline.stages[number] = DistributedDataParallel(stage, process_group=mesh.get_group("dp"))
     return pipeline
+
+
+def infers_beside_ddp(schedule: str, num_ranks: int) -> bool:
+    """Returns True if each stage runs a backward before its last forward, in a batch of `NUM_MICRO_BATCHES`.
+
+    Otherwise stages that infer shapes raise in the second step if DistributedDataParallel replicates them (finding 156).
+    """
+    least = {"1F1B": num_ranks + 1, "Interleaved1F1B": 3 * num_ranks}
+    return schedule in least and NUM_MICRO_BATCHES >= least[schedule]
 
 
 def scheduled(
