@@ -253,10 +253,10 @@ def replicated_pipelined(chain: Chain, mesh: DeviceMesh, *, schedule: str, recei
 def infers_beside_ddp(schedule: str, num_ranks: int) -> bool:
     """Returns True if each stage runs a backward before its last forward, in a batch of `NUM_MICRO_BATCHES`.
 
-    Otherwise stages that infer shapes raise in the second step if DistributedDataParallel replicates them (finding 156).
+    Otherwise the second step raises if DistributedDataParallel replicates stages that infer shapes (finding 156).
     """
     least = {"1F1B": num_ranks + 1, "Interleaved1F1B": 3 * num_ranks}
-    return schedule in least and NUM_MICRO_BATCHES >= least[schedule]
+    return schedule in least and least[schedule] <= NUM_MICRO_BATCHES
 
 
 def scheduled(
