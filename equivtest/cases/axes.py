@@ -11,25 +11,21 @@ profiles take entries from a covering array (`equivtest.search.covering`).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from functools import cache
 from inspect import get_annotations
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from equivtest.cases.rules import OneOf
 from equivtest.layout import Layout, parse_placement, shard_bounds, shard_kind
 
 if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
-
     from equivtest.cases.case import Case, Shape
     from equivtest.property import Space
 
 T = TypeVar("T")
-C = TypeVar("C", bound="Case")
 Fields = Mapping[str, Any]
 """Name -> value of each field that was already drawn."""
 
@@ -69,24 +65,6 @@ class Draw(Protocol):
             label: Function from an entry to its class, such as the residue of a size.
         """
         ...
-
-
-class Cases(Generic[C]):
-    """The cases of a family or of a program.  A call with a `Space` returns a strategy of Hypothesis.
-
-    Attributes:
-        build: Function (draw, space, ...) -> case, which picks entries by any `Draw`.
-        dangerous: Names of axes. A conformance run has every combination of values of any three of these axes.
-    """
-
-    def __init__(self, build: Callable[..., C], dangerous: tuple[str, ...] = ()) -> None:
-        functools.update_wrapper(self, build)
-        self.build, self.dangerous = build, dangerous
-
-    def __call__(self, space: Space, **more: Any) -> SearchStrategy[C]:
-        from equivtest.cases.picks import built  # a rank that imports your file needs no Hypothesis
-
-        return built(self.build, space, more)
 
 
 @dataclass(frozen=True)

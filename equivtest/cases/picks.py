@@ -1,14 +1,10 @@
-"""Makes strategies of Hypothesis from the axes of cases, and defines draws that families share."""
+"""Makes the cases of a class from the axes of its fields, and defines draws that families share."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Sequence
-from functools import cache
 from typing import Any, Concatenate, ParamSpec, TypeVar
-
-from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivtest.cases import axes
 from equivtest.cases.axes import (
@@ -18,7 +14,6 @@ from equivtest.cases.axes import (
     RECORDS,
     REPEATS,
     SMALL_SIZES,
-    Cases,
     Draw,
     Label,
     axes_of,
@@ -35,7 +30,9 @@ from equivtest.cases.axes import (
     shards,
     subsets,
 )
-from equivtest.cases.case import C, Case
+from equivtest.cases.built import Cases, builder_of, dangerous_axes
+from equivtest.cases.case import C
+from equivtest.cases.drawing import Drawing
 from equivtest.property import Space
 
 T = TypeVar("T")
@@ -43,35 +40,6 @@ P = ParamSpec("P")
 REFUSED_MODES = (("dense",),)
 NUM_LEADING_DIMS = (1, 0, 1, 1, 1, 2, 2, 3)
 NUM_SEQUENCE_DIMS = (1, 1, 2, 2, 3)
-
-
-class Drawing:
-    """Picks entries of tables with Hypothesis.
-
-    Each entry carries the name of its axis.  Without the name, Hypothesis treats draws from two equal tables as the
-    same draw.  It then spends five of six examples on copies of another example, in which one draw repeats the value of
-    the other.
-
-    Source: ConjectureRunner.generate_mutations_from, Hypothesis 6.170.
-    """
-
-    def __init__(self, draw: DrawFn) -> None:
-        self._draw = draw
-
-    def pick(self, name: str, table: Sequence[T], label: Label = itself) -> T:
-        entries: SearchStrategy[tuple[str, T]] = _entries(name, tuple(table), tuple(map(type, table)))
-        return self._draw(entries)[1]
-
-
-@cache
-def _entries(name: str, table: tuple[T, ...], types: tuple[type, ...]) -> SearchStrategy[tuple[str, T]]:
-    """Makes the strategy of a table, once per table.  `types` keeps True and 1 apart in the cache."""
-    return st.sampled_from([(name, entry) for entry in table])
-
-
-@st.composite
-def built(draw: DrawFn, build: Callable[..., C], space: Space, more: dict[str, Any]) -> C:
-    return build(Drawing(draw), space, **more)
 
 
 def cases_of(
@@ -93,18 +61,6 @@ def cases_of(
         return case_type(**draw_fields(draw, names, case_type, space, fixed))
 
     return Cases(build, dangerous)
-
-
-def builder_of(cases: Callable[[Space], SearchStrategy[Any]]) -> Callable[[Draw, Space], Case] | None:
-    """Returns the `build` of `Cases` with its fixed arguments, or None if `cases` is a plain function of Hypothesis."""
-    if isinstance(cases, functools.partial) and isinstance(cases.func, Cases):
-        return functools.partial(cases.func.build, **cases.keywords)
-    return cases.build if isinstance(cases, Cases) else None
-
-
-def dangerous_axes(cases: Callable[[Space], SearchStrategy[Any]]) -> tuple[str, ...]:
-    """Returns the axes whose values a conformance run combines three at a time."""
-    return getattr(getattr(cases, "func", cases), "dangerous", ())
 
 
 def _for_any_draw(pick: Callable[Concatenate[Draw, P], T]) -> Callable[Concatenate[Any, P], T]:
@@ -170,7 +126,6 @@ __all__ = [
     "Cases",
     "Draw",
     "builder_of",
-    "built",
     "cases_of",
     "dangerous_axes",
     "edge_sizes",

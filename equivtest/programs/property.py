@@ -13,7 +13,7 @@ from equivtest.base import limits
 from equivtest.base.functions import Named, name_of, plain, with_arguments
 from equivtest.base.importing import load_named, suggestion
 from equivtest.base.users_code import users_frames
-from equivtest.cases.axes import Cases
+from equivtest.cases.built import Cases
 from equivtest.cases.case import require
 from equivtest.errors import Misuse, PropertyMisuse
 from equivtest.programs.candidates import CandidateSearch, Fields, candidates_by_mesh, combinations, refusals, tried

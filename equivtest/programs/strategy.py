@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from equivtest.cases.axes import Cases, Draw
+from equivtest.cases.axes import Draw
+from equivtest.cases.built import Cases
 from equivtest.cases.case import Shape
 from equivtest.programs.candidates import Candidate
 from equivtest.programs.case import ModuleCase

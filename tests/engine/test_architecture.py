@@ -40,7 +40,7 @@ MOST_LOOSE = 12
 HOMES = {
     "multiprocessing": ("ranks",),
     "torch.multiprocessing": ("ranks",),
-    "hypothesis": ("cases.picks", "families.*.strategy", "programs.strategy", "search"),
+    "hypothesis": ("cases.drawing", "families.*.strategy", "search"),
     "pytest": ("plugin", "pytest_plugin"),
     "jinja2": ("report",),
     "typer": ("cli",),

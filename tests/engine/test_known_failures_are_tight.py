@@ -14,7 +14,7 @@ from unittest.mock import Mock, patch
 import pytest
 
 from equivtest.cases.case import Case
-from equivtest.cases.picks import Drawing
+from equivtest.cases.drawing import Drawing
 from equivtest.errors import Misuse
 from equivtest.programs.case import ModuleCase
 from equivtest.property import Space

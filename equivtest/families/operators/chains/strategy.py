@@ -10,7 +10,8 @@ from hypothesis.strategies import DrawFn
 
 from equivtest.base import limits
 from equivtest.cases.case import Shape
-from equivtest.cases.picks import POISON_TABLE, REPEATS, Draw, Drawing, pick, pick_members, pick_values
+from equivtest.cases.drawing import Drawing
+from equivtest.cases.picks import POISON_TABLE, REPEATS, Draw, pick, pick_members, pick_values
 from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE, Placements
 from equivtest.families.operators.case_forms import Arguments, Signature
 from equivtest.families.operators.case_operator import FLOATS, INDEX
