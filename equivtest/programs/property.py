@@ -13,7 +13,6 @@ from equivtest.base import limits
 from equivtest.base.functions import Named, name_of, plain, with_arguments
 from equivtest.base.importing import load_named, suggestion
 from equivtest.base.users_code import users_frames
-from equivtest.cases.built import Cases
 from equivtest.cases.case import require
 from equivtest.errors import Misuse, PropertyMisuse
 from equivtest.programs.candidates import CandidateSearch, Fields, candidates_by_mesh, combinations, refusals, tried
@@ -24,7 +23,7 @@ from equivtest.programs.inputs import Input, sizes_in, written
 from equivtest.programs.mesh import mesh_along
 from equivtest.programs.mistakes import way_out_of
 from equivtest.programs.state import STATES
-from equivtest.programs.strategy import Candidates, Chosen, Judged, cases_among
+from equivtest.programs.strategy import Candidates, Chosen, Judged, ProgramCases
 from equivtest.property import Property, Space
 from equivtest.ranks.first_cause import first_cause
 from equivtest.verdicts.claims import keeps_layout_of_parameter, repeats_itself, trains_like_unsharded
@@ -332,9 +331,9 @@ def _agreed(case: ModuleCase, replies: Sequence[Reply]) -> str:
 
 
 @lru_cache(maxsize=256)
-def _cases(variants: tuple[Variant, ...]) -> Cases[ModuleCase]:
+def _cases(variants: tuple[Variant, ...]) -> ProgramCases:
     """Returns the cases of these variants.  Equal variants share one result, and so one covering array."""
-    return cases_among(lru_cache(maxsize=8)(partial(_judged, variants)))
+    return ProgramCases(lru_cache(maxsize=8)(partial(_judged, variants)))
 
 
 def _judged(variants: tuple[Variant, ...], space: Space) -> dict[Chosen, Judged]:

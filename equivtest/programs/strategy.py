@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from equivtest.cases.axes import Draw
 from equivtest.cases.built import Cases
@@ -11,6 +11,9 @@ from equivtest.cases.case import Shape
 from equivtest.programs.candidates import Candidate
 from equivtest.programs.case import ModuleCase
 from equivtest.property import Space
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
 
 MODULE_MODES = {mode: tuple((mode,) * num for num in (1, 2, 3)) for mode in ModuleCase.VALUE_MODES}
 
@@ -34,24 +37,29 @@ class Judged(NamedTuple):
     candidates: Candidates
 
 
-def cases_among(judged_in: Callable[[Space], Mapping[Chosen, Judged]]) -> Cases[ModuleCase]:
-    """Returns the cases of a program.  Failures shrink to the first combination of options.
+class ProgramCases(Cases[ModuleCase]):
+    """The cases of a program.  Failures shrink to the first combination of options."""
 
-    Args:
-        judged_in: Function of a space to the combinations of options that have cases there.  Its results are cached,
-            because it is called for every case.
-    """
+    def __init__(self, judged_in: Callable[[Space], Mapping[Chosen, Judged]]) -> None:
+        """`judged_in` returns the combinations of options that have cases in a space, or raises Misuse.
 
-    def build(draw: Draw, space: Space) -> ModuleCase:
-        judged = judged_in(space)
+        It is called for every case, so its results should be cached.
+        """
+        super().__init__(self._build)
+        self._judged_in = judged_in
+
+    def __call__(self, space: Space, **more: Any) -> SearchStrategy[ModuleCase]:
+        """Raises Misuse if no case of the space can be judged."""
+        self._judged_in(space)
+        return super().__call__(space, **more)
+
+    def _build(self, draw: Draw, space: Space) -> ModuleCase:
+        judged = self._judged_in(space)
         left = list(judged)
         for place, (name, _) in enumerate(left[0]):
-            values = tuple(dict.fromkeys(each[place][1] for each in left))
-            value = draw.pick(f"option {name}", values) if len(judged) > 1 else values[0]
+            value = draw.pick(f"option {name}", tuple(dict.fromkeys(each[place][1] for each in left)))
             left = [each for each in left if each[place][1] == value]
         return _case_of(draw, judged[left[0]])
-
-    return Cases(build)
 
 
 def _case_of(draw: Draw, judged: Judged) -> ModuleCase:

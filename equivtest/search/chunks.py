@@ -127,7 +127,7 @@ def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
     else:
         rows = [row.case for row in array.rows]
         cases += [case for case in rows if case.world_size == chunk.world_size]
-        elsewhere = [case for case in rows if case.world_size in chunk.world_sizes]
+        elsewhere = rows
     cases = [chunk.fitted(case) for case in cases]
     return list(dict.fromkeys(cases + ([] if chunk.index else _of_missing_aspects(prop, chunk, cases + elsewhere))))
 
@@ -135,14 +135,14 @@ def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
 def covering_array_of(prop: Property, chunk: Chunk) -> Array | None:
     """Returns the covering array from which the chunk's cases are taken, or None if the cases are random.
 
-    An array of several world sizes has all usual sizes, even if the run has only some.  So the cases of a usual world
-    size do not depend on --world-sizes.
+    An array of several world sizes has those of the run, so that the cases of a run on few world sizes have all
+    combinations too.
     """
     build = builder_of(prop.cases)
     if not chunk.strength or build is None:
         return None
-    usual = limits.WORLD_SIZES if chunk.world_size in limits.WORLD_SIZES else chunk.world_sizes
-    space = Space(prop.among(usual), chunk.dtypes) if chunk.mixes_worlds else chunk.space
+    sizes = sorted({*prop.among(chunk.world_sizes), chunk.world_size})
+    space = Space(tuple(sizes), chunk.dtypes) if chunk.mixes_worlds else chunk.space
     seed = seed_of(prop, replace(chunk, world_size=0 if chunk.mixes_worlds else chunk.world_size))
     strength = 1 if prop.refuses_only and chunk.mixes_worlds else chunk.strength
     return _covering_array(prop.cases, space, strength, seed, () if chunk.mixes_worlds else dangerous_axes(prop.cases))
@@ -152,6 +152,7 @@ def covering_array_of(prop: Property, chunk: Chunk) -> Array | None:
 def _covering_array(cases: Any, space: Space, strength: int, seed: int, dangerous: tuple[str, ...]) -> Array:
     build = builder_of(cases)
     assert build is not None
+    cases(space)  # raises Misuse if no case can be built, which the array would count as infeasible
     return covering_array(build, space, strength, seed, dangerous)
 
 

@@ -63,7 +63,7 @@ def test_verify_rejects_a_case_with_more_processes_than_a_run_on_a_device_has(ho
     payload = changed(honest, "environment.json", lambda data: data | {"device": "cuda"})
 
     problems = problems_of(packed(bundle, payload))
-    assert '"members":[1,2]' in problems and "but this search has no such case" in problems
+    assert re.search(r'"members":\[\d', problems) and "but this search has no such case" in problems
 
 
 def test_packing_equal_files_twice_gives_equal_bundles(honest: Payload, tmp_path: Path) -> None:
@@ -365,8 +365,9 @@ def test_verify_accepts_a_waiver_whose_case_still_fails(honest: Payload, bundle:
 
 
 def other_case(line: dict[str, Any]) -> dict[str, Any]:
-    """Returns the record's case with another shape."""
-    return line["case"] | {"fields": line["case"]["fields"] | {"shape": [7, 7]}}
+    """Returns the record's case with another shape of as many dims."""
+    fields = line["case"]["fields"]
+    return line["case"] | {"fields": fields | {"shape": [7] * len(fields["shape"])}}
 
 
 @pytest.mark.parametrize("name", FORGED)

@@ -185,8 +185,13 @@ def test_conformance_run_covers_triples_of_values_of_dangerous_axes() -> None:
     assert len({tuple(dict(row.values)[name] for name in names) for row in array.rows}) == 4 * 5 * 2
 
 
-def test_selecting_one_world_size_does_not_change_its_cases() -> None:
-    assert chunk_cases(colwise(), replace(GATE, world_sizes=(2,))) == chunk_cases(colwise(), GATE)
+def test_run_on_one_world_size_has_every_pair_of_other_values() -> None:
+    array, alone = (covering_array_of(colwise(), replace(GATE, world_sizes=sizes)) for sizes in ((1, 2, 3, 4), (2,)))
+    assert array is not None and alone is not None
+
+    assert all(any(set(pair) <= set(row.values) for row in alone.rows) for pair in alone.covered)
+    assert {row.case.world_size for row in alone.rows} == {2}
+    assert len(alone.rows) > len([row for row in array.rows if row.case.world_size == 2])
 
 
 @pytest.mark.parametrize("place", [0, 6])

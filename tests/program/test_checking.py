@@ -62,7 +62,7 @@ def test_result_is_not_ok_if_the_audit_finds_an_unseen_collective(monkeypatch: p
     result = check(block, replicated, SHAPES, **ON_TWO)
 
     assert not result.ok
-    assert "does_not_touch_its_inputs: shows nothing: no claim sees all_reduce" in str(result)
+    assert "repeats_itself: shows nothing: no claim sees all_reduce" in str(result)
 
 
 @pytest.mark.ranks

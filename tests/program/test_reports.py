@@ -25,10 +25,10 @@ ON_ONE_RANK = ("fast_llm_551",)
 
 
 def searched(prop: Property, world_size: int, pool: Pool, folder: Path, only: Target | None = None) -> Findings:
-    """Searches the cases of the smallest profile.  With `only`, the search ends at the first failure of this kind."""
+    """Searches the cases of the smallest profile.  With `only`, it ends at the first failure, which is shrunk."""
     [part] = parts_of(prop, PROFILES["smoke"], (world_size,))
-    chunk = chunk_of(part, ("float32", "bfloat16"))
-    return search(prop, chunk, pool, KnownFailures(), folder, only=only, is_enough=lambda case: True)
+    chunk = chunk_of(part, ("float32", "bfloat16"), world_sizes=(world_size,))
+    return search(prop, chunk, pool, KnownFailures(), folder, only=only)
 
 
 @pytest.mark.ranks
