@@ -365,7 +365,7 @@ fully_sharded_block_with_casts = module_property(
     batch="mean of parts",
     options={
         **dict.fromkeys(("widens", "casts_in_layers", "replicas"), (False, True)),
-        "recomputes": ("", "composable", "to the end", "wrapped", "reentrant", "selective", "sharded"),
+        "recomputes": ("", "composable", "reentrant", "selective", "sharded"),
     },
     examples=[
         ModuleCase(

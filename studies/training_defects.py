@@ -24,6 +24,7 @@ from tests.planted.training import (
     BLIND,
     BLIND_AGAIN,
     BLIND_EIGHTH,
+    BLIND_ELEVENTH,
     BLIND_FIFTH,
     BLIND_FOURTH,
     BLIND_NINTH,
@@ -88,7 +89,8 @@ def main(names: list[str]) -> None:
         "Rules that were planted by a seventh author who had read no case": BLIND_SEVENTH,
         "Rules that were planted by an eighth author who had read no case": BLIND_EIGHTH,
         "Rules that were planted by a ninth author who had read no case": BLIND_NINTH,
-        "Rules that were planted last by a tenth author who had read no case": BLIND_TENTH,
+        "Rules that were planted by a tenth author who had read no case": BLIND_TENTH,
+        "Rules that were planted last by an eleventh author who had read no case": BLIND_ELEVENTH,
         "Rules of options that no shipped property used before": OF_OPTIONS,
     }
     with Pool() as pool:

@@ -518,6 +518,43 @@ BLIND_TENTH: dict[str, WrongRule] = {
 }  # fmt: skip
 """Planted by a tenth author, who had read no case and no property."""
 
+BLIND_ELEVENTH: dict[str, WrongRule] = {
+    # FSDP2
+    "half_of_the_division": WrongRule("FSDP2 divides what it has reduced only if it has all-reduced it", "fsdp2", f"{COLLECTIVES}foreach_reduce", "_div_if_needed(reduce_output, postdivide_factor)", "if all_reduce_group is not None:\n            _div_if_needed(reduce_output, postdivide_factor)", "pytorch 125484, pytorch 80456"),
+    "shard_by_rank_in_world": WrongRule("a rank takes the shard of its rank in the world, not in the group of shards", "fsdp2", f"{FSDP2}_fsdp_common:FSDPMeshInfo.__post_init__", "self.shard_process_group.rank()", "dist.get_rank() % self.shard_mesh_size", "pytorch 129229, pytorch 121569"),
+    "dict_of_outputs_unseen": WrongRule("a backward from outputs in a dict is not noticed", "fsdp2", "torch.distributed.fsdp._common_utils:_collect_grad_tensors", "elif isinstance(output, dict):", "elif False:", "pytorch 153077, pytorch 80245"),
+    # FSDP1
+    "hybrid_over_shards": WrongRule("FSDP1's HYBRID_SHARD all-reduces over the ranks of the shards, not over the replicas", "training", "torch.distributed.fsdp._runtime_utils:_reduce_grad", "group=state._inter_node_pg", "group=state.process_group", "pytorch 89915, pytorch 102904"),
+    "computed_and_reduced_in_one_dtype": WrongRule("FSDP1 reduces gradients in the dtype of the computation", "training", "torch.distributed.fsdp._runtime_utils:_post_backward_hook", "flat_param.grad.data = flat_param.grad.to(handle._reduce_dtype)", "pass", "pytorch 75024, pytorch 86512"),
+    # DistributedDataParallel and averages
+    "error_not_fed_back": WrongRule("PowerSGD keeps its error but does not add it to the next gradient", "ddp", f"{HOOKS}powerSGD_hook:powerSGD_hook", "input_tensor.add_(state.error_dict[bucket_index])", "pass", "pytorch 48670, pytorch 52541"),
+    "mean_by_all_ranks": WrongRule("an average of models over a group is divided by the number of all ranks", "training", "torch.distributed.algorithms.model_averaging.utils:average_parameters", "dist.get_world_size(group_to_use)", "dist.get_world_size()", "pytorch 61207, pytorch 73285"),
+    # tensor parallel and DTensor
+    "softmax_of_own_columns": WrongRule("loss_parallel normalizes by each rank's own columns", "parallel", f"{TP}loss:_log_softmax", "shifted_sumexp = funcol.all_reduce(\n        shifted_sumexp, reduceOp=c10d.ReduceOp.SUM.name, group=(mesh, mesh_dim)\n    )", "pass", "pytorch 119877, Megatron-LM 7452"),
+    "reduced_by_sum": WrongRule("a value that is partial by another reduction is summed", "clipping", "torch.distributed.tensor.placement_types:Partial._reduce_value", "reduceOp=self.reduce_op", 'reduceOp="sum"', "pytorch 126457, pytorch 149768"),
+    "replicated_from_rank_0": WrongRule("replicas come from rank 0 although src_data_rank names another", "parallel", "torch.distributed.tensor.placement_types:Replicate._make_replicate_tensor.__func__", "mesh_dim=mesh_dim, group_src=src_data_rank", "mesh_dim=mesh_dim", "pytorch 143883, pytorch 144005"),
+    # optimizers and schedules
+    "fused_decay_coupled": WrongRule("AdamW decays as Adam does, fused", "optimizer", f"{ADAM}_fused_adam", "torch._fused_adam_ if not decoupled_weight_decay else torch._fused_adamw_", "torch._fused_adam_", "pytorch 88015, pytorch 145851"),
+    "nesterov_until_resumed": WrongRule("SGD forgets nesterov when it loads a state", "optimizer", f"{SGD}SGD.__setstate__", 'group.setdefault("nesterov", False)', 'group["nesterov"] = False', "pytorch 2830, pytorch 80809"),
+    "gradients_for_steps": WrongRule("Adadelta accumulates gradients in place of its steps, foreach", "optimizer", "torch.optim.adadelta:_multi_tensor_adadelta", "device_acc_deltas, deltas, deltas, value=1 - rho", "device_acc_deltas, device_grads, device_grads, value=1 - rho", "pytorch 69980, pytorch 48223"),
+    "decayed_without_rate": WrongRule("NAdam's decoupled decay does not depend on the rate, foreach", "optimizer", "torch.optim.nadam:_multi_tensor_nadam", "torch._foreach_mul_(grouped_params, 1 - lr * weight_decay)", "torch._foreach_mul_(grouped_params, 1 - weight_decay)", "pytorch 103881, pytorch 107706"),
+    "callable_begins_again": WrongRule("LambdaLR does not load the state of a callable object", "training", f"{SCHEDULES}LambdaLR.load_state_dict", "self.lr_lambdas[idx].__dict__.update(fn)", "pass", "pytorch 9927, pytorch 32756"),
+    # recomputation
+    "gradients_end_at_checkpoint": WrongRule("reentrant recomputation returns the gradients of its inputs, not of their copies", "training", "torch.utils.checkpoint:CheckpointFunction.backward", "for inp in detached_inputs", "for inp in inputs", "pytorch 45934, fairscale 787"),
+    "keywords_from_the_front": WrongRule("checkpoint_wrapper gives the first arguments for the keyword arguments", "training", "torch.distributed.utils:_unpack_kwargs", "flat_args[-len(kwarg_keys) :]", "flat_args[: len(kwarg_keys)]", "pytorch 84907, fairscale 426"),
+    # pipelines
+    "second_step_not_reduced": WrongRule("a schedule of several stages reduces gradients of DDP stages in its first step alone", "training", f"{PIPELINES}schedules:_PipelineScheduleRuntime._step_microbatches", "self.backward_counter.clear()", "pass", "pytorch 144352, PiPPy 828"),
+    "sum_of_micro_batches": WrongRule("GPipe ignores scale_grads=True", "training", f"{PIPELINES}schedules:ScheduleGPipe._step_microbatches", "self._n_microbatches if self.scale_grads else 1", "1", "pytorch 144352, torchtitan 1732"),
+    # distributed checkpoint
+    "converted_to_float32": WrongRule("a checkpoint that is converted to torch.save is read in the default dtype", "training", f"{STATE}default_planner:_EmptyStateDictLoadPlanner.set_up_planner", "torch.empty(v.size, dtype=v.properties.dtype)", "torch.empty(v.size)", "pytorch 119814, pytorch 122385"),
+    "loaded_into_a_copy": WrongRule("values that are no tensors are not loaded at the top of the state", "training", f"{STATE}state_dict_loader:load", "state_dict[key] = stateful_sd[key]", "pass", "pytorch 125528, pytorch 118081"),
+    "own_options_kept": WrongRule("options of groups are not loaded from a whole state that each rank has", "training", "torch.distributed._state_dict_utils:_distribute_state_dict", "local_state_dict[key] = value\n", "pass\n", "pytorch 126950, pytorch 143828"),
+    # context parallel and collectives
+    "all_along_first_dim": WrongRule("context_parallel shards all buffers along the first one's dim of the sequence", "training", "torch.distributed.tensor.experimental._context_parallel._attention:_context_parallel_buffers", "buffer, mesh, [Shard(seq_dim)]", "buffer, mesh, [Shard(buffer_seq_dims[0])]", "pytorch 131351, torchtitan 592"),
+    "own_gradient_for_all_parts": WrongRule("the gradient of reduce_scatter is each rank's own", "functional", "torch.distributed.nn.functional:_Reduce_Scatter.backward", "_AllGather.apply(ctx.group, grad_output)", "(grad_output,) * dist.get_world_size(ctx.group)", "pytorch 40762, pytorch 58005"),
+}  # fmt: skip
+"""Planted by an eleventh author, who had read no case."""
+
 WRONG = (
     FIRST
     | LATER
@@ -532,6 +569,7 @@ WRONG = (
     | BLIND_EIGHTH
     | BLIND_NINTH
     | BLIND_TENTH
+    | BLIND_ELEVENTH
 )
 
 OF_OPTIMIZERS = ("ddp_mlp", "fsdp2_mlp", "sequence_parallel_mlp_trains", "token_mean_step", "every_optimizer")

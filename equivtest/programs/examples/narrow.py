@@ -120,19 +120,23 @@ def recompute(block: NarrowBlock, how: str) -> None:
     """Makes the backward recompute each layer, which has an argument by keyword.
 
     Args:
-        how: If 'composable' or 'to the end', the function `checkpoint` changes each layer. Recomputation may stop early
-            only if 'composable'. If 'wrapped', 'reentrant' or 'selective', a wrapper has each layer. A wrapper of the
-            last kind keeps the products of x and gate. If empty, nothing is recomputed.
+        how: If 'composable', the function `checkpoint` changes each layer, and only the recomputation of the first may
+            stop early. If 'wrapped', 'reentrant' or 'selective', a wrapper has each layer. With 'selective' the wrapper
+            of the first layer keeps the products of x and gate. If empty, nothing is recomputed.
     """
-    if how in ("composable", "to the end"):
-        for layer in (block.first, block.second):
-            checkpoint(layer, early_stop=how == "composable")
+    if how == "composable":
+        checkpoint(block.first)
+        checkpoint(block.second, early_stop=False)
     elif how:
         implementation = CheckpointImpl.REENTRANT if how == "reentrant" else CheckpointImpl.NO_REENTRANT
         wrap: Any = partial(checkpoint_wrapper, checkpoint_impl=implementation)
         if how == "selective":
-            wrap = partial(wrap, context_fn=partial(create_selective_checkpoint_contexts, PRODUCTS))
-        apply_activation_checkpointing(block, wrap, lambda part: isinstance(part, NarrowLayer))
+            keeps = partial(wrap, context_fn=partial(create_selective_checkpoint_contexts, PRODUCTS))
+            first = block.first
+            apply_activation_checkpointing(block, keeps, lambda part: part is first)
+            apply_activation_checkpointing(block, wrap, lambda part: part is block.second)
+        else:
+            apply_activation_checkpointing(block, wrap, lambda part: isinstance(part, NarrowLayer))
 
 
 def keep_random_numbers(block: nn.Module, args: Any, output: torch.Tensor) -> None:

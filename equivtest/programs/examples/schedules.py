@@ -23,12 +23,13 @@ BASES, OTHER_BASES = (0.25, 0.5), (1.0, 2.0)
 
 
 class Decay:
-    """A function of the number of steps, whose factor a state keeps."""
+    """A function of the number of steps, whose factor grows with each call. A state keeps the factor."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
 
     def __call__(self, number: float) -> float:
+        self.factor *= 1.125
         return 1 / (1 + self.factor * number)
 
 
