@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from equivtest.base import limits
-from equivtest.cases import picks
+from equivtest.cases import drawing
 from equivtest.cases.parts import modules_of
 from equivtest.families.linear.case import REAL_MODES, LinearCase
 from equivtest.families.training.case import CHECKPOINTS
@@ -275,7 +275,7 @@ def test_case_shrinks_to_the_one_parameter_that_fails() -> None:
 
 
 def test_strategies_use_only_hypothesis_functions_that_draw_from_tables() -> None:
-    trees = [ast.parse(Path(module.__file__ or "").read_text()) for module in (picks, *modules_of("strategy"))]
+    trees = [ast.parse(Path(module.__file__ or "").read_text()) for module in (drawing, *modules_of("strategy"))]
     used = {
         node.attr
         for tree in trees
