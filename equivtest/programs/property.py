@@ -340,7 +340,7 @@ def _judged(variants: tuple[Variant, ...], space: Space) -> dict[Chosen, Judged]
     """Returns options -> what cases are made of, for each variant that has cases in the space.
 
     Raises:
-        Misuse: No variant has cases, or the first of several variants has none on some number of ranks.
+        Misuse: No variant has cases.
     """
     judged = [each for each in variants if len(variants) == 1 or len(_left_out_of(each, space)) < len(space.dtypes)]
     found = {}

@@ -152,9 +152,8 @@ class _Running:
 
     def _is_settled(self, site: Site) -> bool:
         seen = self.found.seen
-        return (
-            site in seen or (self.is_first_look and bool(seen)) or self.visits >= limits.AUDIT_VISITS * self.found.cases
-        )
+        is_shown = bool(seen) if self.is_first_look else site in seen
+        return is_shown or self.visits >= limits.AUDIT_VISITS * self.found.cases
 
     def _faults(self, case: Case, calls: Sequence[Collective]) -> Iterator[tuple[Fault, Site]]:
         """Yields (fault, site of the spoiled collective) for each fault to try, one kind of fault after the other."""

@@ -120,16 +120,12 @@ def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
         return list(dict.fromkeys(map(chunk.fitted, listed)))
     listed = (*prop.examples, *(prop.for_cells if chunk.per_cell else ())) if chunk.index == 0 else ()
     examples = [case for case in listed if case.world_size == chunk.world_size and case.is_within(chunk.dtypes)]
-    cases, elsewhere = examples[: chunk.examples], list[Case]()
     array = covering_array_of(prop, chunk)
-    if array is None:
-        cases += draw_cases(prop, chunk, chunk.num_cases)
-    else:
-        rows = [row.case for row in array.rows]
-        cases += [case for case in rows if case.world_size == chunk.world_size]
-        elsewhere = rows
+    rows = [row.case for row in array.rows] if array else []
+    drawn = [] if array else draw_cases(prop, chunk, chunk.num_cases)
+    cases = [*examples[: chunk.examples], *drawn, *(case for case in rows if case.world_size == chunk.world_size)]
     cases = [chunk.fitted(case) for case in cases]
-    return list(dict.fromkeys(cases + ([] if chunk.index else _of_missing_aspects(prop, chunk, cases + elsewhere))))
+    return list(dict.fromkeys(cases + ([] if chunk.index else _of_missing_aspects(prop, chunk, cases + rows))))
 
 
 def covering_array_of(prop: Property, chunk: Chunk) -> Array | None:
