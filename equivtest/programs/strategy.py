@@ -25,7 +25,7 @@ Chosen = tuple[tuple[str, str], ...]
 
 
 class Judged(NamedTuple):
-    """What cases of a program under one combination of its options are made of.
+    """Builds cases of a program under one combination of its options.
 
     Attributes:
         make: Function that makes a case from the fields that differ.

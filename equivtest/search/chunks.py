@@ -131,8 +131,8 @@ def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
 def covering_array_of(prop: Property, chunk: Chunk) -> Array | None:
     """Returns the covering array from which the chunk's cases are taken, or None if the cases are random.
 
-    An array of several world sizes has those of the run, so that the cases of a run on few world sizes have all
-    combinations too.
+    If world sizes are mixed, the array has all world sizes of the run and no others. So a run on few world sizes has
+    all combinations too.
     """
     build = builder_of(prop.cases)
     if not chunk.strength or build is None:

@@ -34,7 +34,7 @@ NUM_SAMPLED = 4  # cases among those that an entry covers
 
 @cache
 def drawn_of(subject: str, program: str) -> tuple[Case, ...]:
-    """Cases of the subject's properties, the same each time, and only those of `program` if the subject runs programs.
+    """Cases of the subject's properties, the same each time. If the subject runs programs, only cases of `program`.
 
     Drawn from the strategies' tables, but without Hypothesis, which takes a hundred times as long.
     """
