@@ -92,7 +92,11 @@ def folder_of(defect: Defect) -> str:
     return defect.subject.partition(":")[0].split(".")[2]
 
 
-each_defect = pytest.mark.parametrize("defect", defects(), ids=lambda defect: f"{folder_of(defect)}-{defect.name}")
+def each_of(chosen: list[Defect]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("defect", chosen, ids=lambda defect: f"{folder_of(defect)}-{defect.name}")
+
+
+each_defect = each_of(list(defects()))
 
 
 def property_of(defect: Defect) -> Property:
@@ -237,7 +241,7 @@ def nearest_first(cases: list[Case], defect: Defect) -> tuple[list[Case], list[C
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("defect", one_of_each_kind(), ids=lambda defect: f"{folder_of(defect)}-{defect.name}")
+@each_of(one_of_each_kind())
 def test_gate_rejects_a_defect_of_each_kind(defect: Defect, pool: Pool) -> None:
     sizes = sorted(limits.WORLD_SIZES, key=lambda size: size != defect.smallest.world_size)
     for part, world_size in itertools.product((0, 1), sizes):
@@ -249,7 +253,7 @@ def test_gate_rejects_a_defect_of_each_kind(defect: Defect, pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("defect", one_of_each_family(), ids=lambda defect: f"{folder_of(defect)}-{defect.name}")
+@each_of(one_of_each_family())
 def test_search_rejects_a_defect_of_each_family_and_shrinks_it_to_a_smallest_case(
     defect: Defect, pool: Pool, tmp_path: Path
 ) -> None:

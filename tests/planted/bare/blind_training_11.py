@@ -37,6 +37,7 @@ from tests.planted.bare.blind_training_3 import CPU, both_ranks, of_both
 from tests.planted.bare.blind_training_4 import one_stage
 from tests.planted.bare.blind_training_5 import shared_folder
 from tests.planted.bare.blind_training_9 import by_rank
+from tests.planted.bare.blind_training_10 import Named
 from tests.planted.bare.training import show, trained
 from tests.planted.training import BLIND_ELEVENTH
 
@@ -66,15 +67,6 @@ def shard_by_rank_in_world() -> Tensor:
     model = linear(1, 2)
     fully_shard(model, mesh=two_axes(2, 2)["first"])
     return model(torch.ones(1, 1)).detach()
-
-
-class Named(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(2))
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {"output": x * self.weight}
 
 
 def dict_of_outputs_unseen() -> Tensor:
