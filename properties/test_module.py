@@ -354,7 +354,7 @@ fully_sharded_blocks_in_one_context = module_property(
 )
 
 NARROW = "equivtest.programs.examples.narrow:narrow_block"
-WITH_CASTS = "equivtest.programs.examples.narrow:fully_sharded_with_casts"
+WITH_CASTS = "equivtest.programs.examples.narrow_plan:fully_sharded_with_casts"
 
 # FSDP2, or each layer itself, casts what the layer takes, and the backward may recompute the layers. Small integers
 # have few bits, so two examples have real values, and the residual keeps more of their bits than the layers.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -69,6 +71,20 @@ class Variant(NamedTuple):
         return self.batch or WHOLE
 
 
+class Described(NamedTuple):
+    """A program whose functions need not be imported yet.
+
+    Attributes:
+        search: The search for cases, with the names of `build` and `parallelize` without options.
+        options: (name, values as code) of each option.
+        batches: The `batch` of each variant, or one `batch` for all variants.
+    """
+
+    search: CandidateSearch
+    options: tuple[tuple[str, tuple[str, ...]], ...]
+    batches: tuple[str | None, ...]
+
+
 def make_property(
     kind: type[P],
     build: Named,
@@ -82,6 +98,7 @@ def make_property(
     world: World,
     judge: Judge,
 ) -> P:
+    are_imported = not isinstance(build, str) and not isinstance(parallelize, str)
     build, parallelize = name_of(build, "build"), name_of(parallelize, "parallelize")
     require(batch is None or batch in BATCHES, f"batch must be one of {', '.join(BATCHES)} or None, got {batch!r}")
     require(
@@ -92,24 +109,24 @@ def make_property(
     require_axes(tuple(world.axes), world.batch_axis)
     varied, choices, taken = _arguments(inputs, sizes, positional)
     common = (*_common_fields(training, world, judge), *taken)
-    variants = tuple(
-        Variant(chosen, CandidateSearch(named_build, named_parallelize, varied, choices, common, judge.by_parts), batch)
-        for chosen, named_build, named_parallelize in _named_with(options or {}, build, parallelize)
-    )
+    search = CandidateSearch(build, parallelize, varied, choices, common, judge.by_parts)
+    described = Described(search, _codes_of(options or {}), (batch,))
+    if are_imported:
+        _variants(described)  # raises Misuse now, not when cases are made
     return kind(
         subject="module",
         statement=f"{parallelize} computes what {build} computes.",
         source=build,
-        cases=_cases(variants),
+        cases=_cases(described),
         claims=(*CLAIMS, trains_like_unsharded) if training.optimizer else CLAIMS,
         examples=tuple(judge.examples),
         shards=False,
         conclusive_dtypes=tuple(judge.conclusive_dtypes),
         without_collectives=judge.without_collectives,
-        leaves_out=partial(_left_out, variants),
-        aspects=partial(_aspects, variants),
+        leaves_out=partial(_left_out, described),
+        aspects=partial(_aspects, described),
         world_sizes=tuple(world.world_sizes),
-        resolve=partial(_resolve, variants) if batch is None else None,
+        resolve=partial(_resolve, described) if batch is None else None,
         limit_s=world.limit_s,
     )
 
@@ -144,46 +161,59 @@ def _arguments(
     return "x_shape", tuple(map(tuple, inputs or ())), ()
 
 
-def _named_with(options: Options, build: str, parallelize: str) -> list[tuple[tuple[tuple[str, str], ...], str, str]]:
-    """Lists (options, name of `build`, name of `parallelize`) for each combination, the simplest first.
-
-    A name contains the options that its function takes.
+def _codes_of(options: Options) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Returns (name, values as code) of each option.
 
     Raises:
-        Misuse: Neither function takes an option, an option has no values, a value is not plain data, or there are too
-            many combinations.
+        Misuse: An option has no values, a value is not plain data, or there are too many combinations.
     """
-    if not options:
-        return [((), build, parallelize)]
     for name, values in options.items():
         is_table = isinstance(values, Sequence) and not isinstance(values, str) and bool(values)
         require(
             is_table,
             f"options must hold the values of each option, such as {{{name!r}: (1, 2)}}, got {values!r} of {name}",
         )
-    number = len(list(itertools.product(*options.values())))
+    number = math.prod(map(len, options.values()))
     require(
         number <= MOST_VARIANTS,
         f"options have {number} combinations, but the limit is {MOST_VARIANTS}: take fewer values, or two properties",
     )
-    takers = [_taken_of(options, name, what) for name, what in ((build, "build"), (parallelize, "parallelize"))]
-    for name in options:
+    return tuple((name, tuple(plain(value, f"option {name}") for value in values)) for name, values in options.items())
+
+
+@lru_cache(maxsize=256)
+def _variants(described: Described) -> tuple[Variant, ...]:
+    """Returns the program under each combination of its options, the simplest first.
+
+    The names of `build` and `parallelize` then contain the options that these functions take. If the program has
+    options, both functions are imported.
+
+    Raises:
+        Misuse: Neither function takes an option, or a function cannot be imported.
+    """
+    search, options, batches = described
+    if not options:
+        return (Variant((), search, batches[0]),)
+    names = [name for name, _ in options]
+    takers = [_taken_of(names, search.build, "build"), _taken_of(names, search.parallelize, "parallelize")]
+    for name in names:
         require(
             any(name in taken for taken, _ in takers),
             f"options: neither build nor parallelize takes {name!r}: "
             f"{suggestion(name, [each for _, known in takers for each in known] or ['none'])}",
         )
     found = []
-    for values in itertools.product(*options.values()):
-        chosen = dict(zip(options, values, strict=True))
-        codes = tuple((name, plain(value, f"option {name}")) for name, value in chosen.items())
-        own = [{name: value for name, value in chosen.items() if name in taken} for taken, _ in takers]
-        named_build = with_arguments(build, (), own[0], "build")
-        found.append((codes, named_build, with_arguments(parallelize, (), own[1], "parallelize")))
-    return found
+    combined = list(itertools.product(*(codes for _, codes in options)))
+    for codes, batch in zip(combined, itertools.cycle(batches), strict=False):
+        chosen = tuple(zip(names, codes, strict=True))
+        own = [{name: ast.literal_eval(code) for name, code in chosen if name in taken} for taken, _ in takers]
+        build = with_arguments(search.build, (), own[0], "build")
+        parallelize = with_arguments(search.parallelize, (), own[1], "parallelize")
+        found.append(Variant(chosen, search._replace(build=build, parallelize=parallelize), batch))
+    return tuple(found)
 
 
-def _taken_of(options: Options, name: str, what: str) -> tuple[list[str], list[str]]:
+def _taken_of(options: Sequence[str], name: str, what: str) -> tuple[list[str], list[str]]:
     """Returns (names in `options` that the function takes, names of all arguments that the function takes by name)."""
     function: Any = load_named(name, what)
     require(callable(function), f"{what} {name!r} is not a function: {function!r}")
@@ -210,12 +240,13 @@ def require_shapes(x_shapes: object, called: str) -> None:
     )
 
 
-def _resolve(variants: Sequence[Variant], prop: Property, pool: Pool, space: Space) -> Property:
+def _resolve(described: Described, prop: Property, pool: Pool, space: Space) -> Property:
     """Asks the ranks if the parallel module reduces gradients, and returns a property that depends on the result.
 
     The cases of the returned property divide the batch if the module reduces gradients, and only then.
     """
-    asked = tuple(each._replace(batch=_resolved_batch(each.search, prop, pool, space)) for each in variants)
+    batches = [_resolved_batch(each.search, prop, pool, space) for each in _variants(described)]
+    asked = described._replace(batches=tuple(batches))
     return replace(
         prop,
         cases=_cases(asked),
@@ -331,17 +362,18 @@ def _agreed(case: ModuleCase, replies: Sequence[Reply]) -> str:
 
 
 @lru_cache(maxsize=256)
-def _cases(variants: tuple[Variant, ...]) -> ProgramCases:
-    """Returns the cases of these variants.  Equal variants share one result, and so one covering array."""
-    return ProgramCases(lru_cache(maxsize=8)(partial(_judged, variants)))
+def _cases(described: Described) -> ProgramCases:
+    """Returns the cases of a program.  Equal programs share one result, and so one covering array."""
+    return ProgramCases(lru_cache(maxsize=8)(partial(_judged, described)))
 
 
-def _judged(variants: tuple[Variant, ...], space: Space) -> dict[Chosen, Judged]:
+def _judged(described: Described, space: Space) -> dict[Chosen, Judged]:
     """Returns options -> what cases are made of, for each variant that has cases in the space.
 
     Raises:
         Misuse: No variant has cases.
     """
+    variants = _variants(described)
     judged = [each for each in variants if len(variants) == 1 or len(_left_out_of(each, space)) < len(space.dtypes)]
     found = {}
     for each in judged or variants[:1]:
@@ -370,8 +402,9 @@ def _candidates_of(variant: Variant, space: Space) -> Candidates:
     return found
 
 
-def _aspects(variants: Sequence[Variant], space: Space) -> list[str]:
+def _aspects(described: Described, space: Space) -> list[str]:
     """Lists the words of `ModuleCase.aspects` that drawn cases must cover, with one for each value of each option."""
+    variants = _variants(described)
     search, batch = variants[0].search, variants[0].rows
     aspects: dict[str, None] = {}
     for size in space.world_sizes:
@@ -384,8 +417,8 @@ def _aspects(variants: Sequence[Variant], space: Space) -> list[str]:
     return [*aspects, *dict.fromkeys(f"{name}={code}" for each in variants for name, code in each.options)]
 
 
-def _left_out(variants: Sequence[Variant], space: Space) -> dict[str, str]:
-    first, *others = (_left_out_of(each, space) for each in variants)
+def _left_out(described: Described, space: Space) -> dict[str, str]:
+    first, *others = (_left_out_of(each, space) for each in _variants(described))
     return {dtype: why for dtype, why in first.items() if all(dtype in left_out for left_out in others)}
 
 

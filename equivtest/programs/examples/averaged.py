@@ -21,7 +21,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_a
 from torch.utils.checkpoint import checkpoint
 
 from equivtest.programs.examples.gated import BufferedBlock
-from equivtest.programs.examples.plans import data_parallel, spoil
 from equivtest.programs.examples.schedules import BASES, OTHER_BASES, Rates
 
 
@@ -135,6 +134,8 @@ averaged_block = AveragedBlock
 
 
 def replicated(block: AveragedBlock, mesh: DeviceMesh) -> nn.Module:
+    from equivtest.programs.examples.plans import data_parallel  # imports DTensors
+
     device = next(block.parameters()).device
     block.autocasts = device.type in AUTOCAST
     if block.autocasts:
@@ -161,7 +162,9 @@ class Averaged(torch.optim.Optimizer):
         trained = [each for each in self.module.parameters() if each.requires_grad]
         inner = torch.optim.SGD([{"params": trained[:1]}, {"params": trained[1:]}], momentum=0.5)
         average = AveragedModel(self.block, **AVERAGES[self.block.average]())
-        spoil((*average.module.parameters(), *average.module.buffers()))
+        with torch.no_grad():
+            for tensor in (*average.module.parameters(), *average.module.buffers()):
+                tensor.fill_(torch.nan)
         return inner, Rates(bases), average
 
     def step(self, closure: Any = None) -> Any:

@@ -17,6 +17,7 @@ from tests.defects.defect import Replacing, argument_of
 wrong = Replacing("module")
 
 _SUBJECT = "equivtest.programs.examples.narrow:"
+_PLAN = "equivtest.programs.examples.narrow_plan:"
 _POLICY: Any = {"param_dtype": NARROW, "reduce_dtype": torch.float32, "output_dtype": torch.float32}
 
 
@@ -24,7 +25,7 @@ def _case(world_size: int) -> ModuleCase:
     return ModuleCase(
         world_size=world_size,
         build=f"{_SUBJECT}narrow_block(widens=False)",
-        parallelize=f"{_SUBJECT}fully_sharded_with_casts(casts_in_layers=False, replicas=False, recomputes='')",
+        parallelize=f"{_PLAN}fully_sharded_with_casts(casts_in_layers=False, replicas=False, recomputes='')",
         x_shape=(4, 2),
         batch=MEAN_OF_PARTS,
         values=(("real", 0),),
