@@ -32,9 +32,9 @@ conform: $(INSTALLED)  ## Conformance run on gloo and the CPU, with a report in 
 	$(BIN)/equivtest run --profile conformance --report report
 
 # A file's tests run in one process: what they share is drawn and computed once.
-test: $(INSTALLED)  ## All tests, and a smoke run of the properties: about 15 minutes on two quiet cores
-	@echo 'All tests, and a smoke run of the properties, take about 15 minutes on two quiet cores.'
-	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --profile smoke
+test: $(INSTALLED)  ## All tests, and a smoke run of the properties on 2 and 4 ranks: about 15 minutes on two quiet cores
+	@echo 'All tests, and a smoke run of the properties on 2 and 4 ranks, take about 15 minutes on two quiet cores.'
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --profile smoke --world-sizes 2,4
 
 deepspeed-installed: $(INSTALLED) $(DEEPSPEED)/.installed
 

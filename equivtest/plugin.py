@@ -158,14 +158,20 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
-    """Schedules properties instead of items if every search of the run is short.  None lets xdist decide."""
+    """Schedules properties instead of items if every search of the run is short, or if the run has a time budget.
+
+    None lets xdist decide.
+    """
     if not _options_added(config) or config.getvalue("dist") != "load":
         return None
     from equivtest.pytest_plugin.options import settings_of
     from equivtest.pytest_plugin.scheduling import PropertyScheduling
 
     settings = settings_of(config)
-    return None if settings.profile.draws_many or settings.budget_s else PropertyScheduling(config, log)
+    has_budget = bool(settings.budget_s)
+    if settings.profile.draws_many and not has_budget:
+        return None
+    return PropertyScheduling(config, log, has_budget=has_budget)
 
 
 class ControllerHooks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import pytest
 
 from equivtest.base.profiles import AUDIT_LABEL, Part
 from equivtest.errors import BrokenSetup, Misuse
+from equivtest.pytest_plugin.costs import cost_of
 from equivtest.pytest_plugin.options import settings_of, soak_seed
 from equivtest.pytest_plugin.pools import gloo_of, pool_of, take_faults
 from equivtest.pytest_plugin.resume import BUDGET_OVER, earlier_endings, ending_of, imported_code
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from equivtest.search.search import Findings
 
 _started_key = pytest.StashKey[float]()
+_begun_key = pytest.StashKey[float]()
+"""Share of all searches, by cost, that this process has begun."""
 
 FAILURES_DIR = Path(".equivtest") / FAILURES
 """Folder of replay files, relative to the folder in which pytest was started, for a run without --report."""
@@ -184,6 +188,8 @@ class SearchItem(PropertyItem):
         self.part, self.label = part, part.label
 
     def judge(self) -> Searched:
+        if self.time_left_s <= 0:
+            return self.hand_over_findings(unbegun=True)
         records: list[Record] = []
         failures: list[Failure] = []
         cut = 0
@@ -217,18 +223,30 @@ class SearchItem(PropertyItem):
                 pool_of(self.config),
                 settings.known,
                 failures_dir(self.config),
-                until_s=time.monotonic() + self._budget_s(),
+                until_s=self._until_s(),
                 gloo=gloo_of(self.config),
             )
             if not settings.profile.repeats or time.monotonic() > until_s:
                 return
 
-    def _budget_s(self) -> float:
-        """Returns the seconds that this search may take: its share, by cost, of the time left, or infinity."""
-        behind = [item.part.cost for item in self.session.items if isinstance(item, SearchItem)]
-        place = [item for item in self.session.items if isinstance(item, SearchItem)].index(self)
-        share = self.part.cost / sum(behind[place:])
-        return max(0.0, min(self.time_left_s, self.time_left_s * _workers(self.config) * share))
+    def _until_s(self) -> float:
+        """Time, as time.monotonic() gives it, after which the search begins no further case, or infinity.
+
+        Each search has a share of the time budget, by its cost. What earlier searches of this process left of their
+        shares is added, and what they took beyond their shares is subtracted.
+        """
+        budget_s = settings_of(self.config).budget_s
+        if not budget_s:
+            return math.inf
+        searches = [item for item in self.session.items if isinstance(item, SearchItem)]
+        costs: Counter[tuple[str, str]] = Counter()
+        for item in searches:
+            costs[item.property_id] += item.part.cost
+        total = sum(cost_of(name) for _, name in costs)
+        share = cost_of(self.property_name) / total * self.part.cost / costs[self.property_id]
+        begun = self.config.stash.get(_begun_key, 0.0) + share
+        self.config.stash[_begun_key] = begun
+        return time.monotonic() + self.time_left_s - budget_s * max(0.0, 1 - _workers(self.config) * begun)
 
     def _share(self) -> float:
         """Returns this item's fraction of a soak's time, so that a soak keeps the proportions of other profiles."""

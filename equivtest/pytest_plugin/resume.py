@@ -77,7 +77,9 @@ def _refusal(directory: Path, why: str) -> str:
 
 def _is_done(handover: Handover) -> bool:
     found = handover.searched
-    return found is not None and not (handover.misuse or handover.faults or found.failures or found.cut)
+    if found is None or handover.misuse or handover.faults:
+        return False
+    return not (found.failures or found.cut or found.unbegun)
 
 
 def endings_of(handovers: Iterable[Handover]) -> dict[str, Ending]:
@@ -106,7 +108,7 @@ def ending_of(found: Searched) -> Ending:
     if found.failures or kinds.intersection(FAILING):
         claims = dict.fromkeys(f"{failure.claim}: {failure.kind}" for failure in found.failures)
         return Ending("failed", "\n".join(claims) or "a claim does not hold")
-    if not found.records and found.cut:
+    if not found.records and (found.cut or found.unbegun):
         return Ending("skipped", BUDGET_OVER)
     if not found.records:
         where = f", since none can be judged in {', '.join(found.left_out)}" if found.left_out else ""

@@ -13,23 +13,31 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from equivtest.base.profiles import AUDIT_LABEL
-from equivtest.pytest_plugin.shards import cost_of
+from equivtest.pytest_plugin.costs import cost_of
 
 _LABEL = re.compile(rf"\[(w\d+-(calls-)?\d+|{AUDIT_LABEL})\]$")
 """Label of a search (`Part.label`) or of an audit, at the end of a node id."""
+LARGE = 0.125
+"""Share of a time budget from which on a property is scheduled first."""
 PROPERTIES_PER_WORKER = 4
 """If a run has fewer properties, each item is scheduled alone, so that no worker waits long for another worker."""
 
 
 class PropertyScheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Schedules the costliest property first."""
+    """Schedules the costliest property first.
 
-    def __init__(self, config: pytest.Config, log: Any) -> None:
+    With a time budget, properties that take a large part of it come first, and then the cheapest, whose cases show most
+    in a short time. Audits and known failures come last.
+    """
+
+    def __init__(self, config: pytest.Config, log: Any, *, has_budget: bool = False) -> None:
         config.option.loadscopereorder = False
+        self._has_budget = has_budget
         super().__init__(config, log)
 
     def _split_scope(self, nodeid: str) -> str:
-        return property_of(nodeid) if self._has_many_properties else nodeid
+        is_apart = self._has_budget and nodeid.endswith(f"[{AUDIT_LABEL}]")
+        return property_of(nodeid) if self._has_many_properties and not is_apart else nodeid
 
     @cached_property
     def _has_many_properties(self) -> bool:
@@ -38,8 +46,19 @@ class PropertyScheduling(LoadScopeScheduling):  # type: ignore[misc]
         return bool(num_properties >= PROPERTIES_PER_WORKER * self.numnodes)
 
     def _assign_work_unit(self, node: Any) -> None:
-        self.workqueue.move_to_end(max(self.workqueue, key=cost_of), last=False)
+        self.workqueue.move_to_end(self._next(), last=False)
         super()._assign_work_unit(node)
+
+    def _next(self) -> str:
+        scopes = list[str](self.workqueue)
+        costliest = max(scopes, key=cost_of)
+        if not self._has_budget or cost_of(costliest) > LARGE * sum(map(cost_of, scopes)):
+            return costliest
+        return min(scopes, key=lambda scope: (_is_last(scope), cost_of(scope)))
+
+
+def _is_last(scope: str) -> bool:
+    return scope.startswith("known_failures::") or scope.endswith(f"[{AUDIT_LABEL}]")
 
 
 def property_of(nodeid: str) -> str:

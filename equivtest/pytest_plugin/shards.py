@@ -11,21 +11,9 @@ from collections.abc import Collection
 import pytest
 
 from equivtest.errors import Misuse
+from equivtest.pytest_plugin.costs import cost_of
 from equivtest.pytest_plugin.items import EquivtestItem, MisuseItem, PropertyItem
 from equivtest.pytest_plugin.options import settings_of
-
-SECONDS = {
-    "dtensor_operators": 69, "collectives": 39, "hsdp_mlp": 38, "fsdp2_tp_mlp": 36, "fsdp2_mixed_mlp": 30,
-    "pipelined_step": 15, "fsdp2_mlp": 24, "decoder": 20, "zero3_mlp_all_gather": 19, "sequence_parallel_mlp": 18,
-    "sequence_parallel_mlp_trains": 18, "token_mean_step": 17, "zero3_mlp_all_reduce": 15, "rowwise_linear": 14,
-    "zero_redundancy": 7, "data_parallel_block": 12, "ddp_mlp": 12, "colwise_linear": 12, "dtensor_cross_entropy": 11,
-    "norm_of_groups_by_root": 11, "sequence_rms_norm": 11, "redistribute": 11, "norm_of_one_mesh_by_largest": 10,
-    "sequence_layer_norm": 9, "parallel_cross_entropy": 9, "gated_block": 8, "attention_block": 8, "scaled_step": 7,
-    "sequence_parallel_block": 7, "colwise_embedding": 7, "differentiable_collectives": 6,
-    "zero3_lifecycle_all_reduce": 6, "zero3_lifecycle_all_gather": 6, "rowwise_embedding": 6, "parallel_dropout": 5,
-}  # fmt: skip
-"""Property -> measured seconds of its items in a gate on two cores.  Only the balance of shards depends on them."""
-SECONDS_OF_OTHERS = 3
 
 selection_key = pytest.StashKey[str]()
 """Digest of all tests of the session before the selection.  All shards of one run have the same digest."""
@@ -79,10 +67,6 @@ def divide(properties: Collection[str], num_shards: int) -> list[frozenset[str]]
         shards[place].add(name)
         loads[place] += cost_of(name)
     return [frozenset(shard) for shard in shards]
-
-
-def cost_of(property_id: str) -> int:
-    return SECONDS.get(property_id.rpartition("::")[2], SECONDS_OF_OTHERS)
 
 
 def _property_of(item: pytest.Item) -> str:

@@ -218,6 +218,7 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True):
         left_out: Dtype in which no case of the property can be judged -> the reason, which may be ''.
         coverage: Cases of the covering array that ran. None for an audit, and for a search of random cases.
         cut: Number of cases that were left out because the time budget was over.
+        unbegun: True if the time budget was over before the search had made its cases.
     """
 
     listed: Listed
@@ -228,6 +229,7 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True):
     left_out: dict[str, str] = msgspec.field(default_factory=dict)
     coverage: Coverage | None = None
     cut: int = 0
+    unbegun: bool = False
     audit: Audited | None = None
 
 

@@ -62,6 +62,7 @@ class Results:
         if found.coverage is not None:
             tally.covered.add(found.coverage)
         tally.cut += found.cut
+        tally.unbegun += found.unbegun
         if found.left_out:
             tally.left_out.update(found.left_out)
             self.absent.append(f"{found.listed.name}: no case can be judged in {', '.join(found.left_out)}")

@@ -60,6 +60,7 @@ class Tally:
         declined: Reason why the program does not support a case -> number of cases.
         slowest: (seconds, code of the case) of the slowest cases, the slowest first.
         cut: Number of cases that were left out because the time budget was over.
+        unbegun: Number of searches that had not begun when the time budget was over.
         left_out: Dtype in which no case of the property can be judged -> the reason, or ''.
         unshown: The reason, from the property's audit, why claims that hold show nothing. Otherwise ''.
     """
@@ -86,6 +87,7 @@ class Tally:
     failures: list[Failure] = field(default_factory=list)
     slowest: list[tuple[float, str]] = field(default_factory=list)
     cut: int = 0
+    unbegun: int = 0
     covered: Covered = field(default_factory=Covered)
     left_out: dict[str, str] = field(default_factory=dict)
     unshown: str = ""

@@ -152,7 +152,7 @@ def on_declined(tallies: Iterable[Tally]) -> list[str]:
 def totals(tallies: Iterable[Tally], seconds: float) -> list[str]:
     tallies = list(tallies)
     outcomes = Counter[str](result.outcome for tally in tallies for result in tally.claims())
-    cut = sum(tally.cut for tally in tallies)
+    cut, unbegun = sum(tally.cut for tally in tallies), sum(tally.unbegun for tally in tallies)
     torchs = sum(cases.total() for tally in tallies for cases in tally.torchs.values())
     covered = Covered.all_of(tally.covered for tally in tallies)
     words = {"passed": "hold", "failed": "failed", "xfailed": "known to fail", "skipped": "open"}
@@ -171,6 +171,7 @@ def totals(tallies: Iterable[Tally], seconds: float) -> list[str]:
         * bool(torchs),
         *[covered] * bool(covered),
         *[f"the budget left out {cut:,} cases: each search ran first the cases that cover most"] * bool(cut),
+        *[f"the budget left out {unbegun:,} searches, which had not begun"] * bool(unbegun),
     ]
 
 

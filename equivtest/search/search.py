@@ -90,8 +90,8 @@ def search(
         only: The (claim, kind) of the only failure of interest. The first such failure ends the run, and no other
             failure is shrunk. The failure's message then has no cause, and no history of earlier cases.
         is_enough: Function that returns True if a failing case is so small that shrinking can end.
-        until_s: Time, as time.monotonic() gives it, after which no case begins. If this time is finite, the cases that
-            cover the most combinations run first, and examples run last.
+        until_s: Time, as time.monotonic() gives it, after which no case begins except the first. If this time is
+            finite, the cases that cover the most combinations run first, and examples run last.
         gloo: Function that returns a pool of gloo on the CPU, on which cases that fail on another backend run again.
             None if the backend is gloo on the CPU.
     """
@@ -215,7 +215,7 @@ class Searching:
 
     def _in_time(self, cases: Sequence[Case]) -> Iterator[Case]:
         for place, case in enumerate(cases):
-            if time.monotonic() >= self.until_s:
+            if time.monotonic() >= self.until_s and (place or self.seen):
                 self.cut += len(cases) - place
                 return
             yield case

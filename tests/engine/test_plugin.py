@@ -538,7 +538,9 @@ def test_items_that_would_begin_after_the_end_of_the_budget_are_left_out(pyteste
 
     result = run_suite(pytester, "--audit=on", "--budget=0.001", "-rs")
 
-    result.stdout.fnmatch_lines(["*left out: the budget is over*"])
+    result.stdout.fnmatch_lines(
+        ["the budget left out * searches, which had not begun", "*left out: the budget is over*"]
+    )
 
 
 def test_all_workers_of_a_soak_run_use_one_seed(pytester: pytest.Pytester) -> None:

@@ -26,8 +26,14 @@ class Node:
 
 def shares(pytester: pytest.Pytester, properties: list[str]) -> list[list[str]]:
     """Returns the properties that each of two workers gets, in order."""
+    return [list(dict.fromkeys(map(property_of, items))) for items in items_of(pytester, properties)]
+
+
+def items_of(pytester: pytest.Pytester, properties: list[str], *, has_budget: bool = False) -> list[list[str]]:
+    """Returns the items that each of two workers gets, in order."""
     items = [f"test_it.py::{name}[{label}]" for label in ("w1-0", "w2-0", "w3-0", "audit") for name in properties]
-    scheduling = PropertyScheduling(pytester.parseconfig("-p", "xdist", "-n2", "--tx=2*popen"), None)
+    config = pytester.parseconfig("-p", "xdist", "-n2", "--tx=2*popen")
+    scheduling = PropertyScheduling(config, None, has_budget=has_budget)
     nodes = [Node("a"), Node("b")]
     for node in nodes:
         scheduling.add_node(node)
@@ -39,7 +45,7 @@ def shares(pytester: pytest.Pytester, properties: list[str]) -> list[list[str]]:
             if done < len(items) and node.items[done:]:
                 scheduling.mark_test_complete(node, node.items[done])
         done += 1
-    return [list(dict.fromkeys(property_of(items[index]) for index in node.items)) for node in nodes]
+    return [[items[index] for index in node.items] for node in nodes]
 
 
 def test_all_items_of_a_property_run_in_one_worker(pytester: pytest.Pytester) -> None:
@@ -68,3 +74,17 @@ def test_parametrized_test_is_divided_among_the_workers() -> None:
 def test_costliest_property_runs_first(pytester: pytest.Pytester) -> None:
     first, _ = shares(pytester, [*"abcdefgh", "fsdp2_tp_mlp"])
     assert first[0] == "test_it.py::fsdp2_tp_mlp"
+
+
+def test_with_a_budget_large_properties_come_first_then_the_cheapest_and_audits_last(
+    pytester: pytest.Pytester,
+) -> None:
+    properties = [*"abcdefgh", "fully_sharded_block_by_switches", "dtensor_operators"]
+    by_worker = items_of(pytester, properties, has_budget=True)
+    ordered = [list(dict.fromkeys(property_of(item) for item in items if "[w" in item)) for items in by_worker]
+
+    assert ordered[0][0] == "test_it.py::dtensor_operators"
+    assert any(names[-1] == "test_it.py::fully_sharded_block_by_switches" for names in ordered)
+    for items in by_worker:
+        are_audits = ["audit" in item for item in items]
+        assert are_audits == sorted(are_audits)

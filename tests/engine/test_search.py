@@ -632,12 +632,12 @@ def test_answer_to_a_case_that_must_be_refused_is_shrunk_to_a_case_that_must_be_
 # Budget.
 
 
-def test_search_without_time_left_runs_no_case_and_counts_the_omitted_cases(tmp_path: Path) -> None:
+def test_search_without_time_left_runs_one_case_and_counts_the_omitted_cases(tmp_path: Path) -> None:
     pool = StubPool(right_replies)
     findings = search(claimed(), CHUNK, cast(Pool, pool), NOTHING, tmp_path, until_s=0.0)
 
-    assert not pool.seen and not findings.records
-    assert findings.cut >= CHUNK.num_cases
+    assert len(pool.seen) == 1 and len(findings.records) > 0
+    assert findings.cut >= CHUNK.num_cases - 1
 
 
 def test_search_within_a_budget_runs_examples_last(tmp_path: Path) -> None:
@@ -652,7 +652,7 @@ def test_array_row_counts_as_covered_only_after_its_case_ran(tmp_path: Path) -> 
     cut, whole = (search(claimed(), chunk, pool, NOTHING, tmp_path, until_s=until_s) for until_s in (0.0, 1e12))
     assert cut.coverage is not None and whole.coverage is not None
 
-    assert {row.state for row in cut.coverage.rows} == {"open"}
+    assert [row.state for row in cut.coverage.rows].count("open") == len(cut.coverage.rows) - 1
     assert {row.state for row in whole.coverage.rows} == {"judged"}
 
 

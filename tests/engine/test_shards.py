@@ -14,8 +14,9 @@ import equivtest.pytest_plugin.collection
 import equivtest.pytest_plugin.session
 import equivtest.verdicts.claims  # noqa: F401
 from equivtest.errors import Misuse
+from equivtest.pytest_plugin.costs import SECONDS
 from equivtest.pytest_plugin.settings import parse
-from equivtest.pytest_plugin.shards import SECONDS, divide
+from equivtest.pytest_plugin.shards import divide
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.report.compare import compare
 from equivtest.report.handover import Failure
