@@ -65,6 +65,8 @@ class Profile:
 
 AUDIT_PROFILE = "audit"
 AUDIT_LABEL = "audit"
+CALLS = "calls-"
+"""Part of the label of a search that enumerates calls."""
 
 PROFILES: dict[str, Profile] = {
     "smoke": Profile(single=1, several=1, strength=1, examples=1, is_first_look=True),
@@ -109,7 +111,7 @@ class Part:
     @property
     def label(self) -> str:
         """Text in brackets in the search's node id."""
-        return f"w{self.world_size}-{'calls-' * bool(self.depth)}{self.index}"
+        return f"w{self.world_size}-{CALLS * bool(self.depth)}{self.index}"
 
 
 def plan(

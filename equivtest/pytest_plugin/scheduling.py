@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
-from equivtest.base.profiles import AUDIT_LABEL
+from equivtest.base.profiles import AUDIT_LABEL, CALLS
 from equivtest.pytest_plugin.costs import cost_of
 
-_LABEL = re.compile(rf"\[(w\d+-(calls-)?\d+|{AUDIT_LABEL})\]$")
+_LABEL = re.compile(rf"\[(w\d+-({CALLS})?\d+|{AUDIT_LABEL})\]$")
 """Label of a search (`Part.label`) or of an audit, at the end of a node id."""
+_ENUMERATES = re.compile(rf"\[w\d+-{CALLS}\d+\]$")
+"""Label of a search that enumerates calls, at the end of a node id."""
 LARGE = 0.125
 """Share of a time budget from which on a property is scheduled first."""
 PROPERTIES_PER_WORKER = 4
@@ -24,10 +26,10 @@ PROPERTIES_PER_WORKER = 4
 
 
 class PropertyScheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Schedules the costliest property first.
+    """Schedules the costliest property first, and each search that enumerates calls by itself, because it is long.
 
-    With a time budget, properties that take a large part of it come first, and then the cheapest, whose cases show most
-    in a short time. Audits and known failures come last.
+    With a time budget, such a search stays with its property. Properties that take a large part of the time come first,
+    and then the cheapest, whose cases show most in a short time. Audits and known failures come last.
     """
 
     def __init__(self, config: pytest.Config, log: Any, *, has_budget: bool = False) -> None:
@@ -36,7 +38,7 @@ class PropertyScheduling(LoadScopeScheduling):  # type: ignore[misc]
         super().__init__(config, log)
 
     def _split_scope(self, nodeid: str) -> str:
-        is_apart = self._has_budget and nodeid.endswith(f"[{AUDIT_LABEL}]")
+        is_apart = nodeid.endswith(f"[{AUDIT_LABEL}]") if self._has_budget else bool(_ENUMERATES.search(nodeid))
         return property_of(nodeid) if self._has_many_properties and not is_apart else nodeid
 
     @cached_property

@@ -29,9 +29,15 @@ def shares(pytester: pytest.Pytester, properties: list[str]) -> list[list[str]]:
     return [list(dict.fromkeys(map(property_of, items))) for items in items_of(pytester, properties)]
 
 
-def items_of(pytester: pytest.Pytester, properties: list[str], *, has_budget: bool = False) -> list[list[str]]:
+def items_of(
+    pytester: pytest.Pytester,
+    properties: list[str],
+    labels: tuple[str, ...] = ("w1-0", "w2-0", "w3-0", "audit"),
+    *,
+    has_budget: bool = False,
+) -> list[list[str]]:
     """Returns the items that each of two workers gets, in order."""
-    items = [f"test_it.py::{name}[{label}]" for label in ("w1-0", "w2-0", "w3-0", "audit") for name in properties]
+    items = [f"test_it.py::{name}[{label}]" for label in labels for name in properties]
     config = pytester.parseconfig("-p", "xdist", "-n2", "--tx=2*popen")
     scheduling = PropertyScheduling(config, None, has_budget=has_budget)
     nodes = [Node("a"), Node("b")]
@@ -74,6 +80,14 @@ def test_parametrized_test_is_divided_among_the_workers() -> None:
 def test_costliest_property_runs_first(pytester: pytest.Pytester) -> None:
     first, _ = shares(pytester, [*"abcdefgh", "fsdp2_tp_mlp"])
     assert first[0] == "test_it.py::fsdp2_tp_mlp"
+
+
+def test_searches_that_enumerate_calls_are_divided_among_the_workers(pytester: pytest.Pytester) -> None:
+    labels = tuple(f"w2-calls-{number}" for number in range(9))
+    first, second = items_of(pytester, [*"abcdefgh", "dtensor_operators"], ("w1-0", *labels))
+    calls_of_one = [{item for item in items if "dtensor_operators[w2-calls" in item} for items in (first, second)]
+
+    assert all(calls_of_one) and not calls_of_one[0] & calls_of_one[1]
 
 
 def test_with_a_budget_large_properties_come_first_then_the_cheapest_and_audits_last(
