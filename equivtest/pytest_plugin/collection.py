@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from equivtest.errors import Misuse
+from equivtest.pytest_plugin.costs import order_in_budget
 from equivtest.pytest_plugin.items import (
     AbsentItem,
     AuditItem,
@@ -100,7 +101,7 @@ def _items_of(collector: pytest.Module, name: str, prop: Property) -> list[pytes
 def arrange(session: pytest.Session, items: list[pytest.Item]) -> None:
     """Sorts equivtest's items by world size, behind all other items, so that each process keeps few ranks alive.
 
-    If there is a time budget, searches come before audits.
+    If there is a time budget, searches come before all other items, in the order of `order_in_budget`.
 
     Raises:
         UsageError: --subjects names no property. Under xdist an item reports this mistake, because only reports
@@ -121,7 +122,9 @@ def arrange(session: pytest.Session, items: list[pytest.Item]) -> None:
     of_properties = [item for item in items if isinstance(item, PropertyItem)]
     ordered = sorted([*known.values(), *of_properties], key=_world_size)
     if settings_of(session.config).budget_s:
-        ordered.sort(key=lambda item: not isinstance(item, SearchItem))
+        searches = [item for item in ordered if isinstance(item, SearchItem)]
+        searches.sort(key=lambda item: order_in_budget(item.nodeid, item.part.world_size))
+        ordered = [*searches, *(item for item in ordered if not isinstance(item, SearchItem))]
     items[:] = [*others, *ordered]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from equivtest.base.profiles import CALLS
 
 SECONDS = {
@@ -24,10 +26,47 @@ SECONDS = {
 }  # fmt: skip
 """Property -> measured seconds of its items in a gate on two cores.  Only the relations of these numbers matter."""
 SECONDS_OF_OTHERS = 7
+SECONDS_TO_BEGIN = {
+    "every_optimizer": 18, "token_mean_step": 6, "data_parallel_block_of_outputs": 6, "replicated_pipelined_step": 5,
+    "unsynchronized_step": 5, "joined_step": 5, "averaged_block": 5, "scaled_step": 5, "resumed_step": 4,
+    "pipelined_step": 3, "attention_block": 3, "local_sgd_block": 3, "sharded_pipelined_step": 3,
+    "flat_sharded_step": 2, "flat_sharded_step_by_largest": 2, "decoder": 2, "fully_sharded_block_by_layers": 2,
+    "fully_sharded_block_with_casts": 2, "fully_sharded_block_by_calls": 2, "fully_sharded_block_by_switches": 2,
+}  # fmt: skip
+"""Program -> measured seconds of the search for shapes and dtypes in which it can be judged, from 2 s on."""
 SECONDS_OF_CALLS = 66
 """Usual seconds of one search among those that enumerate calls."""
 
 
+FIRST_WORLDS = (2, 4, 3)
+"""World sizes in the order in which a run with a time budget takes them. Others come later, and one rank last."""
+LATER_ROUND = 0.25
+"""Time for a search, compared with a search on the world size before in that order."""
+
+
 def cost_of(node_id: str) -> int:
     """Returns the seconds of a property, or of one search that enumerates calls."""
-    return SECONDS_OF_CALLS if CALLS in node_id else SECONDS.get(node_id.rpartition("::")[2], SECONDS_OF_OTHERS)
+    return SECONDS_OF_CALLS if CALLS in node_id else SECONDS.get(_name_in(node_id), SECONDS_OF_OTHERS)
+
+
+def order_in_budget(node_id: str, world_size: int) -> tuple[int, ...]:
+    """Returns a key that sorts searches so that those that show most in a short time come first."""
+    return _round_of(world_size), SECONDS_TO_BEGIN.get(_name_in(node_id), 0), cost_of(node_id)
+
+
+def weight_in_budget(node_id: str, world_size: int) -> float:
+    """Returns a number in proportion to a search's share of a time budget.
+
+    It grows with the root of the cost, because the first cases of a property show more than later cases.
+    """
+    return math.sqrt(cost_of(node_id)) * LATER_ROUND ** _round_of(world_size)
+
+
+def _round_of(world_size: int) -> int:
+    if world_size in FIRST_WORLDS:
+        return FIRST_WORLDS.index(world_size)
+    return len(FIRST_WORLDS) + (world_size == 1)
+
+
+def _name_in(node_id: str) -> str:
+    return node_id.rpartition("::")[2].partition("[")[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import pytest
 
 from equivtest.base.profiles import AUDIT_LABEL, Part
 from equivtest.errors import BrokenSetup, Misuse
-from equivtest.pytest_plugin.costs import cost_of
+from equivtest.pytest_plugin.costs import weight_in_budget
 from equivtest.pytest_plugin.options import settings_of, soak_seed
 from equivtest.pytest_plugin.pools import gloo_of, pool_of, take_faults
 from equivtest.pytest_plugin.resume import BUDGET_OVER, earlier_endings, ending_of, imported_code
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from equivtest.search.search import Findings
 
 _started_key = pytest.StashKey[float]()
-_begun_key = pytest.StashKey[float]()
-"""Share of all searches, by cost, that this process has begun."""
 
 FAILURES_DIR = Path(".equivtest") / FAILURES
 """Folder of replay files, relative to the folder in which pytest was started, for a run without --report."""
@@ -232,21 +229,14 @@ class SearchItem(PropertyItem):
     def _until_s(self) -> float:
         """Time, as time.monotonic() gives it, after which the search begins no further case, or infinity.
 
-        Each search has a share of the time budget, by its cost. What earlier searches of this process left of their
-        shares is added, and what they took beyond their shares is subtracted.
+        The search has a share of the time that is left, by its weight among the searches that come after it.
         """
-        budget_s = settings_of(self.config).budget_s
-        if not budget_s:
+        left_s = self.time_left_s
+        if left_s == math.inf:
             return math.inf
         searches = [item for item in self.session.items if isinstance(item, SearchItem)]
-        costs: Counter[tuple[str, str]] = Counter()
-        for item in searches:
-            costs[item.property_id] += item.part.cost
-        total = sum(cost_of(name) for _, name in costs)
-        share = cost_of(self.property_name) / total * self.part.cost / costs[self.property_id]
-        begun = self.config.stash.get(_begun_key, 0.0) + share
-        self.config.stash[_begun_key] = begun
-        return time.monotonic() + self.time_left_s - budget_s * max(0.0, 1 - _workers(self.config) * begun)
+        weights = [weight_in_budget(item.nodeid, item.part.world_size) for item in searches[searches.index(self) :]]
+        return time.monotonic() + left_s * min(1.0, _workers(self.config) * weights[0] / sum(weights))
 
     def _share(self) -> float:
         """Returns this item's fraction of a soak's time, so that a soak keeps the proportions of other profiles."""

@@ -19,8 +19,6 @@ _LABEL = re.compile(rf"\[(w\d+-({CALLS})?\d+|{AUDIT_LABEL})\]$")
 """Label of a search (`Part.label`) or of an audit, at the end of a node id."""
 _ENUMERATES = re.compile(rf"\[w\d+-{CALLS}\d+\]$")
 """Label of a search that enumerates calls, at the end of a node id."""
-LARGE = 0.125
-"""Share of a time budget from which on a property is scheduled first."""
 PROPERTIES_PER_WORKER = 4
 """If a run has fewer properties, each item is scheduled alone, so that no worker waits long for another worker."""
 
@@ -28,8 +26,7 @@ PROPERTIES_PER_WORKER = 4
 class PropertyScheduling(LoadScopeScheduling):  # type: ignore[misc]
     """Schedules the costliest property first, and each search that enumerates calls by itself, because it is long.
 
-    With a time budget, such a search stays with its property. Properties that take a large part of the time come first,
-    and then the cheapest, whose cases show most in a short time. Audits and known failures come last.
+    With a time budget, each item is scheduled by itself, in the session's order.
     """
 
     def __init__(self, config: pytest.Config, log: Any, *, has_budget: bool = False) -> None:
@@ -38,7 +35,7 @@ class PropertyScheduling(LoadScopeScheduling):  # type: ignore[misc]
         super().__init__(config, log)
 
     def _split_scope(self, nodeid: str) -> str:
-        is_apart = nodeid.endswith(f"[{AUDIT_LABEL}]") if self._has_budget else bool(_ENUMERATES.search(nodeid))
+        is_apart = self._has_budget or bool(_ENUMERATES.search(nodeid))
         return property_of(nodeid) if self._has_many_properties and not is_apart else nodeid
 
     @cached_property
@@ -48,19 +45,9 @@ class PropertyScheduling(LoadScopeScheduling):  # type: ignore[misc]
         return bool(num_properties >= PROPERTIES_PER_WORKER * self.numnodes)
 
     def _assign_work_unit(self, node: Any) -> None:
-        self.workqueue.move_to_end(self._next(), last=False)
+        if not self._has_budget:
+            self.workqueue.move_to_end(max(self.workqueue, key=cost_of), last=False)
         super()._assign_work_unit(node)
-
-    def _next(self) -> str:
-        scopes = list[str](self.workqueue)
-        costliest = max(scopes, key=cost_of)
-        if not self._has_budget or cost_of(costliest) > LARGE * sum(map(cost_of, scopes)):
-            return costliest
-        return min(scopes, key=lambda scope: (_is_last(scope), cost_of(scope)))
-
-
-def _is_last(scope: str) -> bool:
-    return scope.startswith("known_failures::") or scope.endswith(f"[{AUDIT_LABEL}]")
 
 
 def property_of(nodeid: str) -> str:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from equivtest.pytest_plugin.costs import order_in_budget, weight_in_budget
 from equivtest.pytest_plugin.scheduling import PropertyScheduling, property_of
 
 
@@ -90,15 +91,22 @@ def test_searches_that_enumerate_calls_are_divided_among_the_workers(pytester: p
     assert all(calls_of_one) and not calls_of_one[0] & calls_of_one[1]
 
 
-def test_with_a_budget_large_properties_come_first_then_the_cheapest_and_audits_last(
-    pytester: pytest.Pytester,
-) -> None:
-    properties = [*"abcdefgh", "fully_sharded_block_by_switches", "dtensor_operators"]
-    by_worker = items_of(pytester, properties, has_budget=True)
-    ordered = [list(dict.fromkeys(property_of(item) for item in items if "[w" in item)) for items in by_worker]
+def test_items_of_a_run_with_a_budget_keep_their_order(pytester: pytest.Pytester) -> None:
+    labels = ("w2-0", "w4-0", "audit")
+    by_worker = items_of(pytester, ["every_optimizer", "dtensor_operators", *"abcdefgh"], labels, has_budget=True)
 
-    assert ordered[0][0] == "test_it.py::dtensor_operators"
-    assert any(names[-1] == "test_it.py::fully_sharded_block_by_switches" for names in ordered)
+    assert all(len(items) >= 10 for items in by_worker)
     for items in by_worker:
-        are_audits = ["audit" in item for item in items]
-        assert are_audits == sorted(are_audits)
+        places = [labels.index(item.partition("[")[2].rstrip("]")) for item in items]
+        assert places == sorted(places)
+
+
+def test_searches_of_a_run_with_a_budget_are_ordered_by_ranks_and_by_the_time_to_begin() -> None:
+    searches = [
+        (f"test_it.py::{name}[w{size}-0]", size) for name in ("every_optimizer", "a") for size in (1, 2, 3, 4, 8)
+    ]
+    ordered = sorted(searches, key=lambda search: order_in_budget(*search))
+
+    assert [size for _, size in ordered] == [2, 2, 4, 4, 3, 3, 8, 8, 1, 1]
+    assert ["::a[" in name for name, _ in ordered] == [True, False] * 5
+    assert weight_in_budget(*ordered[0]) > weight_in_budget(*ordered[2])
