@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE  # or each of the hundreds of processes of a te
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-gate: $(INSTALLED)  ## The gate on gloo and the CPU, with a report in report/: about 10 minutes on two quiet cores
+gate: $(INSTALLED)  ## The gate on gloo and the CPU, with a report in report/: about 15 minutes on two quiet cores
 	$(BIN)/equivtest run --profile gate --report report
 
 conform: $(INSTALLED)  ## Conformance run on gloo and the CPU, with a report in report/: about 25 minutes on two quiet cores

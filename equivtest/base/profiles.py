@@ -70,7 +70,7 @@ CALLS = "calls-"
 
 PROFILES: dict[str, Profile] = {
     "smoke": Profile(single=1, several=1, strength=1, examples=1, is_first_look=True),
-    "gate": Profile(single=1, several=3, strength=2, minutes=10),
+    "gate": Profile(single=1, several=3, strength=2, minutes=15),
     "soak": Profile(single=1, several=4, world_sizes=limits.SOAK_WORLD_SIZES, repeats=True),
     "conformance": Profile(
         single=10, several=20, strength=2, mixes_worlds=False, requires_cells=True, per_cell=PER_CELL, minutes=25

@@ -36,8 +36,6 @@ SECONDS_TO_BEGIN = {
 """Program -> measured seconds of the search for shapes and dtypes in which it can be judged, from 2 s on."""
 SECONDS_OF_CALLS = 66
 """Usual seconds of one search among those that enumerate calls."""
-
-
 FIRST_WORLDS = (2, 4, 3)
 """World sizes in the order in which a run with a time budget takes them. Others come later, and one rank last."""
 LATER_ROUND = 0.25

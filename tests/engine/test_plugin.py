@@ -470,7 +470,7 @@ def test_header_of_a_run_says_how_long_the_shipped_properties_take(command: Comm
 
     pytest.LineMatcher(shipped.stdout.splitlines()).fnmatch_lines([
         "equivtest profile gate: *",
-        "equivtest duration: about 10 minutes for all shipped properties on two quiet cores, as measured; * cores here",
+        "equivtest duration: about 15 minutes for all shipped properties on two quiet cores, as measured; * cores here",
     ])  # fmt: skip
 
 
