@@ -28,7 +28,7 @@ help:  ## This list
 gate: $(INSTALLED)  ## The gate on gloo and the CPU, with a report in report/: about 15 minutes on two quiet cores
 	$(BIN)/equivtest run --profile gate --report report
 
-conform: $(INSTALLED)  ## Conformance run on gloo and the CPU, with a report in report/: about 25 minutes on two quiet cores
+conform: $(INSTALLED)  ## Conformance run on gloo and the CPU, with a report in report/: about 30 minutes on two quiet cores
 	$(BIN)/equivtest run --profile conformance --report report
 
 # A file's tests run in one process: what they share is drawn and computed once.

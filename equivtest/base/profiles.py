@@ -73,7 +73,7 @@ PROFILES: dict[str, Profile] = {
     "gate": Profile(single=1, several=3, strength=2, minutes=15),
     "soak": Profile(single=1, several=4, world_sizes=limits.SOAK_WORLD_SIZES, repeats=True),
     "conformance": Profile(
-        single=10, several=20, strength=2, mixes_worlds=False, requires_cells=True, per_cell=PER_CELL, minutes=25
+        single=10, several=20, strength=2, mixes_worlds=False, requires_cells=True, per_cell=PER_CELL, minutes=30
     ),
     AUDIT_PROFILE: Profile(single=0, several=0, audits_alone=True),
 }
