@@ -44,7 +44,12 @@ LATER_ROUND = 0.25
 
 def cost_of(node_id: str) -> int:
     """Returns the seconds of a property, or of one search that enumerates calls."""
-    return SECONDS_OF_CALLS if CALLS in node_id else SECONDS.get(_name_in(node_id), SECONDS_OF_OTHERS)
+    return SECONDS_OF_CALLS if enumerates_calls(node_id) else SECONDS.get(_name_in(node_id), SECONDS_OF_OTHERS)
+
+
+def enumerates_calls(node_id: str) -> bool:
+    """True if the label at the end of the node id is that of a search which enumerates calls."""
+    return CALLS in node_id.rpartition("[")[2]
 
 
 def order_in_budget(node_id: str, world_size: int) -> tuple[int, ...]:

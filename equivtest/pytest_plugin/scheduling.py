@@ -13,20 +13,18 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from equivtest.base.profiles import AUDIT_LABEL, CALLS
-from equivtest.pytest_plugin.costs import cost_of
+from equivtest.pytest_plugin.costs import cost_of, enumerates_calls
 
 _LABEL = re.compile(rf"\[(w\d+-({CALLS})?\d+|{AUDIT_LABEL})\]$")
 """Label of a search (`Part.label`) or of an audit, at the end of a node id."""
-_ENUMERATES = re.compile(rf"\[w\d+-{CALLS}\d+\]$")
-"""Label of a search that enumerates calls, at the end of a node id."""
 PROPERTIES_PER_WORKER = 4
 """If a run has fewer properties, each item is scheduled alone, so that no worker waits long for another worker."""
 
 
 class PropertyScheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Schedules the costliest property first, and each search that enumerates calls by itself, because it is long.
+    """Schedules the costliest property first. Searches that enumerate calls are long, so each may have another worker.
 
-    With a time budget, each item is scheduled by itself, in the session's order.
+    With a time budget, items are scheduled one by one, in the session's order.
     """
 
     def __init__(self, config: pytest.Config, log: Any, *, has_budget: bool = False) -> None:
@@ -35,7 +33,7 @@ class PropertyScheduling(LoadScopeScheduling):  # type: ignore[misc]
         super().__init__(config, log)
 
     def _split_scope(self, nodeid: str) -> str:
-        is_apart = self._has_budget or bool(_ENUMERATES.search(nodeid))
+        is_apart = self._has_budget or enumerates_calls(nodeid)
         return property_of(nodeid) if self._has_many_properties and not is_apart else nodeid
 
     @cached_property

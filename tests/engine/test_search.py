@@ -27,7 +27,7 @@ from equivtest.property import Property, Space
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.report.handover import TORCHS, Record
-from equivtest.search.chunks import Chunk
+from equivtest.search.chunks import Chunk, chunk_cases
 from equivtest.search.differential import fails_alike
 from equivtest.search.known import Condition, KnownFailure, KnownFailures
 from equivtest.search.replay import read_replay, replay
@@ -636,8 +636,8 @@ def test_search_without_time_left_runs_one_case_and_counts_the_omitted_cases(tmp
     pool = StubPool(right_replies)
     findings = search(claimed(), CHUNK, cast(Pool, pool), NOTHING, tmp_path, until_s=0.0)
 
-    assert len(pool.seen) == 1 and len(findings.records) > 0
-    assert findings.cut >= CHUNK.num_cases - 1
+    assert len(pool.seen) == 1 and len(findings.records) == len(pool.seen[0].values)
+    assert findings.cut == len(chunk_cases(claimed(), CHUNK)) - 1 >= CHUNK.num_cases - 1
 
 
 def test_search_within_a_budget_runs_examples_last(tmp_path: Path) -> None:

@@ -20,9 +20,8 @@ from torch.distributed.fsdp._fully_shard import _fsdp_common
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.tensor import Shard
 
-from equivtest.programs.examples.gated import GatedBlock, TwoBlocks
+from equivtest.programs.examples.gated import GatedBlock, TwoBlocks, spoil
 from equivtest.programs.examples.narrow import WIDE
-from equivtest.programs.examples.plans import spoil
 from equivtest.programs.examples.whole_mesh import write
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
-from equivtest.programs.examples.gated import BufferedBlock
+from equivtest.programs.examples.gated import BufferedBlock, spoil
 from equivtest.programs.examples.schedules import BASES, OTHER_BASES, Rates
 
 
@@ -162,9 +162,7 @@ class Averaged(torch.optim.Optimizer):
         trained = [each for each in self.module.parameters() if each.requires_grad]
         inner = torch.optim.SGD([{"params": trained[:1]}, {"params": trained[1:]}], momentum=0.5)
         average = AveragedModel(self.block, **AVERAGES[self.block.average]())
-        with torch.no_grad():
-            for tensor in (*average.module.parameters(), *average.module.buffers()):
-                tensor.fill_(torch.nan)
+        spoil((*average.module.parameters(), *average.module.buffers()))
         return inner, Rates(bases), average
 
     def step(self, closure: Any = None) -> Any:

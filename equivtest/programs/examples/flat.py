@@ -31,8 +31,8 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
 
-from equivtest.programs.examples.gated import RepeatedBlock
-from equivtest.programs.examples.plans import average, spoil
+from equivtest.programs.examples.gated import RepeatedBlock, spoil
+from equivtest.programs.examples.plans import average
 from equivtest.programs.examples.token_mean import MAX_NORM, TokenMean
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -38,6 +38,8 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.parallel.input_reshard import input_reshard
 from torch.nn.parallel import DistributedDataParallel
 
+from equivtest.programs.examples.gated import spoil
+
 POWER_SGD: dict[str, Any] = {
     "matrix_approximation_rank": 1,
     "start_powerSGD_iter": 2,
@@ -475,12 +477,6 @@ def fully_sharded_from_rank_0(block: nn.Module, mesh: DeviceMesh, *, meta: bool 
     whole = {name: tensor.clone() for name, tensor in block.state_dict().items()} if mesh.get_rank() == 0 else {}
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     return loaded(fully_sharded(block.to("meta") if meta else block, mesh), whole, options)
-
-
-@torch.no_grad()
-def spoil(tensors: Iterable[torch.Tensor]) -> None:
-    for tensor in tensors:
-        tensor.fill_(torch.nan)
 
 
 def loaded(sharded: nn.Module, state: dict[str, Any], options: StateDictOptions) -> nn.Module:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-from equivtest.programs.examples.plans import spoil
+from equivtest.programs.examples.gated import spoil
 from equivtest.programs.examples.token_mean import Report, TokenMean, change_buffers
 
 NUMBER = 7
