@@ -96,3 +96,11 @@ print({"hypothesis", "equivtest.verdicts", "equivtest.oracle"} & sys.modules.key
 """
 
     assert printed_by(program) == "set()"
+
+
+def test_shipped_properties_are_listed_without_importing_the_plans_of_programs() -> None:
+    program = "import sys; from equivtest.pytest_plugin.suite import shipped; shipped(); print(*sys.modules)"
+    modules = set(printed_by(program).split())
+
+    assert "equivtest.programs.property" in modules
+    assert modules.isdisjoint({"torch._dynamo", "torch.distributed.tensor", "equivtest.programs.examples.plans"})
